@@ -1,0 +1,81 @@
+"""Work has one name: a block of minibatch positions, whoever does it."""
+
+from dataclasses import dataclass
+
+from squall.slices import Cover, RangeSet
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Block:
+    """Minibatch positions ``[first, stop)`` of one epoch of one stage, in the order fixed by seed and epoch.
+
+    Attributes:
+        stage: index of the strategy in the run's list.
+        epoch: pass over the training data, from 0.
+        first, stop: positions of minibatches in that epoch's order.
+
+    >>> Block(0, 2, 10, 15)
+    Block(stage=0, epoch=2, first=10, stop=15)
+    >>> str(Block(0, 2, 10, 15)), Block(0, 2, 10, 15).num_minibatches
+    ('epoch 2, positions 10 to 14', 5)
+    """
+
+    stage: int
+    epoch: int
+    first: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if self.stage < 0 or self.epoch < 0 or not 0 <= self.first < self.stop:
+            raise ValueError(
+                f"a Block needs stage >= 0, epoch >= 0 and 0 <= first < stop, but got stage={self.stage}, "
+                f"epoch={self.epoch}, first={self.first}, stop={self.stop}"
+            )
+
+    @property
+    def num_minibatches(self) -> int:
+        return self.stop - self.first
+
+    def __str__(self) -> str:
+        if self.num_minibatches == 1:
+            return f"epoch {self.epoch}, position {self.first}"
+        return f"epoch {self.epoch}, positions {self.first} to {self.stop - 1}"
+
+
+class BlockSet:
+    """The positions that have been settled, by stage and epoch: what makes a repeat a repeat."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, entries: tuple[tuple[int, int, int, int], ...] = ()) -> None:
+        self._ranges: dict[tuple[int, int], RangeSet] = {}
+        for stage, epoch, first, stop in entries:
+            self.add(Block(stage, epoch, first, stop))
+
+    def cover(self, block: Block) -> Cover:
+        ranges = self._ranges.get((block.stage, block.epoch))
+        return Cover.DISJOINT if ranges is None else ranges.cover(block.first, block.stop)
+
+    def add(self, block: Block) -> None:
+        self._ranges.setdefault((block.stage, block.epoch), RangeSet()).add(block.first, block.stop)
+
+    def of(self, stage: int, epoch: int) -> RangeSet:
+        """The positions of one epoch; an empty set if there are none. Not to be written to."""
+        return self._ranges.get((stage, epoch), RangeSet())
+
+    def entries(self) -> tuple[tuple[int, int, int, int], ...]:
+        """All ranges as ``(stage, epoch, first, stop)``, sorted: the form in which a set is stored."""
+        return tuple(
+            (stage, epoch, first, stop)
+            for (stage, epoch), ranges in sorted(self._ranges.items())
+            for first, stop in ranges
+        )
+
+    @property
+    def num_minibatches(self) -> int:
+        return sum(len(ranges) for ranges in self._ranges.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BlockSet) and self.entries() == other.entries()
+
+    __hash__ = None  # type: ignore[assignment]
