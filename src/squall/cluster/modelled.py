@@ -1,0 +1,74 @@
+"""Arithmetic without tensors: bookkeeping of what would be applied, for protocol schedules by the thousand.
+
+It also watches what only a simulation can see: that no parameter buffer is written while its replica may be
+reading it, and that no gradient is applied other than the one its replica last finished.
+"""
+
+from collections.abc import Callable, Mapping
+
+from squall.blocks import Block
+from squall.replica.downpour import Compute, Computed
+from squall.shard.machine import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
+
+
+class ModelledArithmetic:
+    """Keeps, per slice, the blocks applied in order, and every ledger row.
+
+    Args:
+        not_finite: says which tensor, if any, is not finite when this worker computes this minibatch.
+    """
+
+    def __init__(self, not_finite: Callable[[Worker, Compute], str] = lambda worker, wish: "") -> None:
+        self.applied: dict[int, list[Block]] = {}
+        self.rows: list[tuple[float, int, Record]] = []
+        self.stored: list[tuple[int, Store]] = []
+        self._not_finite = not_finite
+        self._in_use: dict[Worker, int] = {}
+        self._gradient: dict[Worker, list[tuple[int, int]]] = {}  # (epoch, position) summed so far
+        self._found: dict[Worker, str] = {}
+
+    def attach(self, worker: Worker) -> None:
+        self._in_use[worker] = 1
+        self._gradient[worker] = []
+
+    def compute(self, worker: Worker, wish: Compute) -> Computed:
+        if wish.is_first:
+            self._gradient[worker] = []
+            self._found[worker] = ""
+        self._gradient[worker].append((wish.epoch, wish.position))
+        self._found[worker] = self._found[worker] or self._not_finite(worker, wish)
+        return Computed(loss=1.0, examples=1, not_finite=self._found[worker] if wish.is_last else "")
+
+    def swap(self, worker: Worker, buffer: int) -> None:
+        self._in_use[worker] = buffer
+
+    def apply(self, shard: int, effect: Apply) -> Applied | NotFinite:
+        block = effect.push.block
+        expected = [(block.epoch, position) for position in range(block.first, block.stop)]
+        assert self._gradient[effect.sender] == expected, "the gradient buffer holds another block"
+        for number in effect.slices:
+            self.applied.setdefault(number, []).append(block)
+        if effect.push.into is not None:
+            self._written(effect.sender, effect.push.into)
+        return Applied()
+
+    def write_out(self, shard: int, effect: WriteOut) -> None:
+        self._written(effect.to, effect.into)
+
+    def _written(self, worker: Worker, buffer: int) -> None:
+        assert self._in_use[worker] != buffer, "a shard writes into the buffer that its replica reads"
+
+    def record(self, shard: int, row: Record, now: float) -> None:
+        self.rows.append((now, shard, row))
+
+    def store(self, shard: int, effect: Store) -> None:
+        self.stored.append((shard, effect))
+
+    def counts(self) -> Mapping[int, dict[Block, int]]:
+        """Per slice, how often each block was applied."""
+        counts: dict[int, dict[Block, int]] = {}
+        for number, blocks in self.applied.items():
+            for block in blocks:
+                counts.setdefault(number, {}).setdefault(block, 0)
+                counts[number][block] += 1
+        return counts

@@ -1,0 +1,367 @@
+"""All roles of a run in one thread and virtual time, over links that delay, drop, duplicate and cut.
+
+The deciders here are the very ones that real processes run. What they want done with tensors is an
+`Arithmetic`: real tensors for `InProcess` and `Simulated`, bookkeeping alone for schedules by the thousand.
+"""
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol, TypeAlias
+
+from squall.cluster.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
+from squall.coordinator import machine as coordinator
+from squall.coordinator.machine import CoordinatorEffect, CoordinatorMachine
+from squall.machines import Machine, drive
+from squall.replica import session as replica
+from squall.replica.downpour import Compute, Computed, Loop
+from squall.replica.session import ReplicaSession, ShardSlices
+from squall.shard import machine as shard
+from squall.shard.machine import ShardMachine, Worker
+from squall.wire import messages
+
+COORDINATOR = "coordinator"
+
+
+class Arithmetic(Protocol):
+    """What is done with tensors, on behalf of every role."""
+
+    def attach(self, worker: Worker) -> None:
+        """A worker begins a life: give it a model and buffers of its own."""
+
+    def compute(self, worker: Worker, wish: Compute) -> Computed: ...
+
+    def swap(self, worker: Worker, buffer: int) -> None: ...
+
+    def apply(self, shard: int, effect: shard.Apply) -> shard.Applied | shard.NotFinite: ...
+
+    def write_out(self, shard: int, effect: shard.WriteOut) -> None: ...
+
+    def record(self, shard: int, row: shard.Record, now: float) -> None: ...
+
+    def store(self, shard: int, effect: shard.Store) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long things take, in virtual seconds.
+
+    Attributes:
+        speeds: minibatches a second, by replica; the last one holds for all further ones.
+        jitter: spread of a minibatch's time (sigma of a lognormal).
+        latency_s: of every message, before faults.
+        apply_s: of one update on a shard.
+        tick_s: between two ticks of the coordinator.
+        resend_s: between two ticks of a replica.
+    """
+
+    speeds: tuple[float, ...] = (1.0,)
+    jitter: float = 0.2
+    latency_s: float = 0.001
+    apply_s: float = 0.0
+    tick_s: float = 0.5
+    resend_s: float = 1.0
+
+    def speed(self, number: int) -> float:
+        return self.speeds[min(number, len(self.speeds) - 1)]
+
+
+Watch: TypeAlias = Callable[[str, Machine, Any], None]
+
+
+class NoEndError(AssertionError):
+    """A schedule did not end within its bound of virtual time."""
+
+
+class World:
+    """Runs one coordinator, the shards and the replicas until the coordinator says that the stage has ended.
+
+    Args:
+        directs: the coordinator's decider.
+        shards: the shards' deciders.
+        slices: per shard, the slices that a worker talks to it about.
+        num_replicas: replicas that start at time 0.
+        loop: makes the strategy's generator for one life of a replica.
+        arithmetic: what is done with tensors.
+        tell: called with the time and each effect of the coordinator that is not a message.
+        pace, faults, seed: what time and chance do.
+        watch: called after every event with the role's name, its decider and the event (tests).
+    """
+
+    def __init__(
+        self,
+        *,
+        directs: CoordinatorMachine,
+        shards: Sequence[ShardMachine],
+        slices: Sequence[tuple[int, ...]],
+        num_replicas: int,
+        loop: Callable[[], Loop],
+        arithmetic: Arithmetic,
+        tell: Callable[[float, CoordinatorEffect], None] = lambda now, effect: None,
+        pace: Pace | None = None,
+        faults: Sequence[Fault] = (),
+        seed: int = 0,
+        watch: Watch = lambda name, machine, event: None,
+    ) -> None:
+        self.now = 0.0
+        self.directs = directs
+        self.shards = list(shards)
+        self.sessions: dict[int, ReplicaSession] = {}
+        self.workers: dict[int, Worker] = {}
+        self.why: str | None = None
+        self._slices = [ShardSlices(shard=i, slices=held) for i, held in enumerate(slices) if held]
+        self._num_replicas = num_replicas
+        self._loop = loop
+        self._arithmetic = arithmetic
+        self._tell = tell
+        self._pace = pace or Pace()
+        self._watch = watch
+        self._random = random.Random(seed)
+        self._heap: list[tuple[float, int, str, Callable[[], None]]] = []
+        self._order = count()
+        self._paused: dict[str, float] = {}
+        self._steps: dict[str, int] = {}
+        self._restarting = 0
+        self._drops = [fault for fault in faults if isinstance(fault, Drop)]
+        self._duplicates = [fault for fault in faults if isinstance(fault, Duplicate)]
+        self._delays = [fault for fault in faults if isinstance(fault, Delay)]
+        self._cuts = [fault for fault in faults if isinstance(fault, Cut)]
+        self._upsets = [fault for fault in faults if isinstance(fault, Kill | Pause)]
+
+    # Time -----------------------------------------------------------------------------------------------
+
+    def run(
+        self, *, bound_s: float = float("inf"), may_go_on: Callable[[], str | None] = lambda: None
+    ) -> str:
+        """Let time pass until the stage has ended; return why it did.
+
+        Args:
+            bound_s: virtual time after which a `NoEndError` is raised [seconds].
+            may_go_on: asked before each event; a text stops the run and says why.
+        """
+        for number in range(self._num_replicas):
+            self._start(number, incarnation=0)
+        self._at(self._pace.tick_s, COORDINATOR, self._tick)
+        for upset in self._upsets:
+            if isinstance(upset.when, AtTime):
+                for name in self._named(upset.role):
+                    self._at(upset.when.seconds, "", lambda name=name, upset=upset: self._upset(name, upset))
+        is_stopping = False
+        while self.why is None:
+            if not is_stopping and (why := may_go_on()) is not None:
+                is_stopping = True
+                self._direct(coordinator.Stop(now=self.now, why=why))
+                continue
+            time, _, name, act = heapq.heappop(self._heap)
+            if (resumes := self._paused.get(name, 0.0)) > time:
+                self._at(resumes - self.now, name, act)
+                continue
+            self.now = max(self.now, time)
+            if self.now > bound_s:
+                raise NoEndError(f"no end after {bound_s} virtual seconds: {self.directs.waits(self.now)}")
+            act()
+        return self.why
+
+    def _at(self, after_s: float, name: str, act: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + after_s, next(self._order), name, act))
+
+    def _tick(self) -> None:
+        self._at(self._pace.tick_s, COORDINATOR, self._tick)
+        if not self.directs.members and not self._restarting and not self.sessions:
+            self._direct(coordinator.Stop(now=self.now, why="no replica is left"))
+            return
+        self._direct(coordinator.Tick(now=self.now))
+
+    def _tick_replica(self, worker: Worker) -> None:
+        if self.workers.get(worker.replica) == worker:
+            self._at(self._pace.resend_s, _name(worker), lambda: self._tick_replica(worker))
+            self._work(worker, replica.Tick())
+
+    # Roles ----------------------------------------------------------------------------------------------
+
+    def _start(self, number: int, incarnation: int) -> None:
+        worker = Worker(replica=number, partition=0, incarnation=incarnation)
+        self._arithmetic.attach(worker)
+        self.workers[number] = worker
+        self.sessions[number] = ReplicaSession(loop=self._loop(), shards=self._slices)
+        for index in range(len(self.shards)):
+            self._serve(index, shard.Attach(worker=worker))
+        self._direct(coordinator.Joined(now=self.now, replica=number, incarnation=incarnation))
+        self._at(0.0, _name(worker), lambda: self._work(worker, replica.Started()))
+        self._at(self._pace.resend_s, _name(worker), lambda: self._tick_replica(worker))
+
+    def _direct(self, event: coordinator.CoordinatorEvent) -> None:
+        drive(self.directs, event, self._carry_out_direction)
+        self._watch(COORDINATOR, self.directs, event)
+
+    def _carry_out_direction(self, effect: CoordinatorEffect) -> None:
+        match effect:
+            case coordinator.ToReplica(replica=number, incarnation=incarnation, message=message):
+                worker = Worker(replica=number, partition=0, incarnation=incarnation)
+                event = replica.FromCoordinator(message=message)
+                self._send(COORDINATOR, _name(worker), message, lambda: self._work(worker, event))
+            case coordinator.ToShard(shard=index, message=message):
+                request = shard.FromCoordinator(message=message)
+                self._send(COORDINATOR, f"shard{index}", message, lambda: self._serve(index, request))
+            case coordinator.Ended(why=why):
+                self.why = why
+                self._tell(self.now, effect)
+            case _:
+                self._tell(self.now, effect)
+
+    def _serve(self, index: int, event: shard.ShardEvent) -> None:
+        machine = self.shards[index]
+        drive(machine, event, lambda effect: self._carry_out_service(index, effect))
+        self._watch(f"shard{index}", machine, event)
+
+    def _carry_out_service(self, index: int, effect: shard.ShardEffect) -> shard.ShardEvent | None:
+        match effect:
+            case shard.Apply():
+                result = self._arithmetic.apply(index, effect)
+                if not self._pace.apply_s:
+                    return result
+                self._at(self._pace.apply_s, f"shard{index}", lambda: self._serve(index, result))
+            case shard.WriteOut():
+                self._arithmetic.write_out(index, effect)
+            case shard.Record():
+                self._arithmetic.record(index, effect, self.now)
+            case shard.Store():
+                self._arithmetic.store(index, effect)
+            case shard.Answer(to=worker, message=message):
+                event = replica.FromShard(shard=index, message=message)
+                self._send(f"shard{index}", _name(worker), message, lambda: self._work(worker, event))
+            case shard.Tell(message=message):
+                self._send(
+                    f"shard{index}",
+                    COORDINATOR,
+                    message,
+                    lambda: self._direct(coordinator.FromShard(now=self.now, shard=index, message=message)),
+                )
+        return None
+
+    def _work(self, worker: Worker, event: replica.SessionEvent) -> None:
+        if self.workers.get(worker.replica) != worker:
+            return  # that life is over
+        session = self.sessions[worker.replica]
+        drive(session, event, lambda effect: self._carry_out_work(worker, effect))
+        self._watch(_name(worker), session, event)
+
+    def _carry_out_work(self, worker: Worker, effect: replica.SessionEffect) -> None:
+        name = _name(worker)
+        match effect:
+            case Compute():
+                self._begin(worker, effect)
+            case replica.Swap(buffer=buffer):
+                self._arithmetic.swap(worker, buffer)
+            case replica.ToShard(shard=index, message=request):
+                asked = shard.FromWorker(sender=worker, message=request)
+                self._send(name, f"shard{index}", request, lambda: self._serve(index, asked))
+            case replica.ToCoordinator(message=told):
+                self._send(name, COORDINATOR, told, lambda: self._hear(worker, told))
+            case replica.Quit():
+                self.workers.pop(worker.replica)
+                self.sessions.pop(worker.replica)
+
+    def _hear(self, worker: Worker, message: messages.Ask | messages.Goodbye) -> None:
+        event = coordinator.FromReplica(
+            now=self.now, replica=worker.replica, incarnation=worker.incarnation, message=message
+        )
+        self._direct(event)
+
+    def _begin(self, worker: Worker, wish: Compute) -> None:
+        name = _name(worker)
+        step = self._steps[name] = self._steps.get(name, -1) + 1
+        for upset in self._upsets:
+            if name in self._named(upset.role) and self._strikes(upset, step):
+                self._upset(name, upset)
+        if self.workers.get(worker.replica) != worker:
+            return
+        seconds = self._random.lognormvariate(0.0, self._pace.jitter) / self._pace.speed(worker.replica)
+        computed = self._arithmetic.compute(worker, wish)
+        self._at(seconds, name, lambda: self._work(worker, computed))
+
+    # Faults ---------------------------------------------------------------------------------------------
+
+    def _named(self, role: str) -> list[str]:
+        if role[-1].isdigit() or role == COORDINATOR:
+            return [role]
+        number = self._num_replicas if role == "replica" else len(self.shards)
+        return [f"{role}{index}" for index in range(number)]
+
+    def _strikes(self, upset: Kill | Pause, step: int) -> bool:
+        match upset.when:
+            case AtStep(step=at):
+                return step == at
+            case Chance(probability=probability):
+                return self._random.random() < probability
+            case AtTime():
+                return False
+
+    def _upset(self, name: str, upset: Kill | Pause) -> None:
+        if isinstance(upset, Pause):
+            self._paused[name] = max(self._paused.get(name, 0.0), self.now + upset.seconds)
+            return
+        number = int(name.removeprefix("replica"))
+        worker = self.workers.pop(number, None)
+        self.sessions.pop(number, None)
+        if worker is None:
+            return
+        lost = {"replica": number, "incarnation": worker.incarnation, "why": "killed"}
+        self._at(0.01, COORDINATOR, lambda: self._direct(coordinator.Lost(now=self.now, **lost)))
+        for index in range(len(self.shards)):
+            detach = shard.Detach(worker=worker)
+            self._at(0.01, f"shard{index}", lambda index=index: self._serve(index, detach))
+        if upset.restart is not None:
+            self._restarting += 1
+            self._at(upset.restart, "", lambda: self._restart(number, worker.incarnation + 1))
+
+    def _restart(self, number: int, incarnation: int) -> None:
+        self._restarting -= 1
+        self._start(number, incarnation)
+
+    def _send(self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]) -> None:
+        kind = _KIND[type(message)]
+        if self._is_cut(sender, receiver):
+            return
+        if any(fault.kind in (kind, "*") and self._random.random() < fault.probability for fault in self._drops):
+            return
+        copies = 1 + sum(
+            fault.kind in (kind, "*") and self._random.random() < fault.probability for fault in self._duplicates
+        )
+        for _ in range(copies):
+            self._at(self._latency(), receiver, arrive)
+
+    def _latency(self) -> float:
+        faults = sum(
+            max(0.0, fault.seconds + self._random.uniform(-fault.spread, fault.spread)) for fault in self._delays
+        )
+        return self._pace.latency_s + faults
+
+    def _is_cut(self, sender: str, receiver: str) -> bool:
+        return any(
+            fault.when.seconds <= self.now < fault.when.seconds + fault.seconds
+            and {sender, receiver} <= {*self._named(fault.one), *self._named(fault.other)}
+            for fault in self._cuts
+        )
+
+
+def _name(worker: Worker) -> str:
+    return f"replica{worker.replica}"
+
+
+_KIND: dict[type, str] = {
+    messages.Push: "push",
+    messages.Pushed: "push.reply",
+    messages.Fetch: "fetch",
+    messages.Fetched: "fetch.reply",
+    messages.Ask: "ask",
+    messages.Lease: "ask.reply",
+    messages.Leave: "ask.reply",
+    messages.Refuse: "refuse",
+    messages.Refused: "refuse.reply",
+    messages.Goodbye: "goodbye",
+    messages.Recall: "recall",
+    messages.Diverged: "refuse.reply",
+}

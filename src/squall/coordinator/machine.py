@@ -1,0 +1,705 @@
+"""The protocol of the coordinator, without any I/O: who is a member, and who computes which block.
+
+It hands out blocks as leases, takes them back from replicas that are lost or overdue, settles blocks that
+nobody can compute, and says when a stage is over. It never sees a parameter, a gradient or an example.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+from typing import Any, TypeAlias
+
+from squall.blocks import Block, BlockSet
+from squall.coordinator.work import WorkPlan
+from squall.machines import Machine
+from squall.observe.events import Joined as JoinedRun
+from squall.observe.events import Left as LeftRun
+from squall.observe.events import Redone
+from squall.observe.events import Refused as RefusedBlock
+from squall.slices import Cover
+from squall.wire.messages import (
+    Ask,
+    Diverged,
+    Finished,
+    Goodbye,
+    Lease,
+    Leave,
+    Outcome,
+    Recall,
+    Refuse,
+    Refused,
+)
+
+TERMINAL_REFUSALS_IN_A_ROW = 3
+STRIKES = 3
+FORGIVEN_AFTER = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the coordinator waits, in seconds.
+
+    A replica's lease is overdue after `factor` times the median of its own recent blocks, but not before
+    `least_s`; until it has finished one, after `first_s`. So a replica ten times slower is not overdue.
+    """
+
+    start_s: float = 60.0
+    leave_s: float = 5.0
+    first_s: float = 60.0
+    least_s: float = 5.0
+    factor: float = 10.0
+
+
+# Events: each carries `now`, seconds on the run's clock -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A replica's connection is open."""
+
+    now: float
+    replica: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromReplica:
+    """A replica's message arrived."""
+
+    now: float
+    replica: int
+    incarnation: int
+    message: Ask | Goodbye
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromShard:
+    """A shard's message arrived."""
+
+    now: float
+    shard: int
+    message: Refused | Diverged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A replica's connection has ended without a goodbye."""
+
+    now: float
+    replica: int
+    incarnation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the stage now, with what is acknowledged."""
+
+    now: float
+    why: str
+
+
+CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | Stop
+
+
+# Effects ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToReplica:
+    """Send a message to a replica."""
+
+    replica: int
+    incarnation: int
+    message: Lease | Leave | Recall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToShard:
+    """Send a message to a shard."""
+
+    shard: int
+    message: Refuse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A block is done: every slice has it. Told once for each block."""
+
+    replica: int
+    report: Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Something that a person may want to know."""
+
+    event: JoinedRun | LeftRun | Redone | RefusedBlock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverging:
+    """The run makes no sense any more: `what` of `tensor` (a name, or a number in the parameter space)."""
+
+    what: str
+    tensor: str | int
+    block: Block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Every replica has left or is given up: nothing more will be pushed."""
+
+    why: str
+
+
+CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Report | Diverging | Ended
+
+
+# State --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Member:
+    """One living replica.
+
+    Attributes:
+        leases: blocks that it holds, in the order granted.
+        heard: when it last said anything, or was given its first lease.
+        seen: numbers of its recent requests.
+        replies: what was answered to them.
+        parked: its requests that wait for an answer.
+        durations: seconds that its recent blocks took.
+        strikes: blocks that were not finite from it and finite from someone else.
+    """
+
+    replica: int
+    incarnation: int
+    heard: float
+    leases: dict[Block, int] = field(default_factory=dict)
+    newest: int = 0
+    seen: set[int] = field(default_factory=set)
+    replies: dict[int, Lease | Leave] = field(default_factory=dict)
+    parked: deque[int] = field(default_factory=deque)
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    strikes: int = 0
+    good_in_a_row: int = 0
+    is_overdue: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"replica{self.replica}"
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    """No lease is granted until every replica has fetched, or the start time-out."""
+    RUNNING = "running"
+    LEAVING = "leaving"
+    """No more leases: replicas say goodbye, or are given up after a grace."""
+    ENDED = "ended"
+
+
+REMEMBERED_REQUESTS = 32
+
+
+class CoordinatorMachine(Machine):
+    """Decides for the whole run: one event in, effects out.
+
+    Args:
+        plan: the blocks of this stage.
+        num_replicas, num_shards: how many are expected. Only shards that hold a slice count.
+        settled: blocks that all slices have already (a resumed run); taken over.
+        time_s: end the stage after this long [seconds from the first lease]; None: no bound.
+    """
+
+    TABLE = {
+        (Phase.STARTING, Joined): "_joined",
+        (Phase.STARTING, Ask): "_asked",
+        (Phase.STARTING, Goodbye): "_goodbye",
+        (Phase.STARTING, Lost): "_lost",
+        (Phase.STARTING, Tick): "_tick_starting",
+        (Phase.STARTING, Stop): "_stop",
+        (Phase.STARTING, Diverged): "_diverged",
+        (Phase.RUNNING, Joined): "_joined",
+        (Phase.RUNNING, Ask): "_asked",
+        (Phase.RUNNING, Goodbye): "_goodbye",
+        (Phase.RUNNING, Lost): "_lost",
+        (Phase.RUNNING, Tick): "_tick_running",
+        (Phase.RUNNING, Stop): "_stop",
+        (Phase.RUNNING, Refused): "_refused",
+        (Phase.RUNNING, Diverged): "_diverged",
+        (Phase.LEAVING, Joined): "_joined_late",
+        (Phase.LEAVING, Ask): "_asked",
+        (Phase.LEAVING, Goodbye): "_goodbye",
+        (Phase.LEAVING, Lost): "_lost",
+        (Phase.LEAVING, Tick): "_tick_leaving",
+        (Phase.LEAVING, Stop): "_ignore",
+        (Phase.LEAVING, Refused): "_refused",
+        (Phase.LEAVING, Diverged): "_diverged",
+        (Phase.ENDED, Joined): "_joined_late",
+        (Phase.ENDED, Ask): "_ignore",
+        (Phase.ENDED, Goodbye): "_ignore",
+        (Phase.ENDED, Lost): "_ignore",
+        (Phase.ENDED, Tick): "_ignore",
+        (Phase.ENDED, Stop): "_ignore",
+        (Phase.ENDED, Refused): "_ignore",
+        (Phase.ENDED, Diverged): "_ignore",
+    }
+
+    def __init__(
+        self,
+        *,
+        plan: WorkPlan,
+        num_replicas: int,
+        num_shards: int,
+        settled: BlockSet,
+        time_s: float | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        super().__init__(Phase.STARTING)
+        self.plan = plan
+        self.num_replicas = num_replicas
+        self.num_shards = num_shards
+        self.settled = settled
+        self.refused: dict[Block, str] = {}  # terminal ones, with what was not finite
+        self.members: dict[int, Member] = {}
+        self.why = ""
+        self.started_at: float | None = None
+        self._time_s = time_s
+        self._patience = patience or Patience()
+        self._began: float | None = None  # when the first event came
+        self._lost_early: set[int] = set()  # before the start, which does not wait for them
+        self._leaving_since = 0.0
+        self._fresh: Iterator[Block] = plan.blocks(settled)
+        self._next_fresh: Block | None = next(self._fresh, None)
+        self._returned: deque[Block] = deque()  # taken back, to be handed out again
+        self._attempts: dict[Block, int] = {}  # of blocks that are not settled
+        self._why_again: dict[Block, str] = {}
+        self._not_finite: dict[Block, list[int]] = {}  # who found a block not finite
+        self._tensor: dict[Block, str] = {}
+        self._settling: dict[Block, set[int]] = {}  # shards that have not answered yet
+        self._settle_mixed: set[Block] = set()
+        self._settle_requests: dict[Block, int] = {}
+        self._requests = 0
+        self._refusals_in_a_row = 0
+        self._handed_out = 0
+        self._warm_left = plan.warm_start
+
+    # What a person may ask ------------------------------------------------------------------------------
+
+    def waits(self, now: float) -> tuple[str, ...]:
+        """Who waits for whom, in words."""
+        waits: list[str] = []
+        if self.phase is Phase.STARTING:
+            missing = [f"replica{replica}" for replica in range(self.num_replicas) if not self._has_asked(replica)]
+            waits.append(f"the start waits for {', '.join(missing)}")
+        for member in self.members.values():
+            if member.is_overdue:
+                waits.append(f"{member.name} has been silent for {now - member.heard:.0f} s")
+        for block, shards in self._settling.items():
+            waits.append(f"{block} waits to be settled by {', '.join(f'shard{shard}' for shard in sorted(shards))}")
+        if self.phase is Phase.RUNNING and not self.members:
+            waits.append("the run waits for a replica: none is left")
+        if self.phase is Phase.LEAVING and self.members:
+            waits.append(f"the end waits for {', '.join(member.name for member in self.members.values())} to leave")
+        return tuple(waits)
+
+    def check_invariants(self) -> None:
+        open_blocks = [block for member in self.members.values() for block in member.leases]
+        for block in self._returned:
+            assert self.settled.cover(block) is Cover.DISJOINT, "a settled block is not handed out again"
+        for block in open_blocks:
+            assert self._attempts.get(block, 0) >= 1 or self.settled.cover(block) is Cover.CONTAINED
+        assert len(set(self._returned)) == len(self._returned), "a block waits at most once"
+        assert self.phase is not Phase.ENDED or not self.members
+        for block in self.refused:
+            assert self.settled.cover(block) is Cover.CONTAINED
+
+    # Members --------------------------------------------------------------------------------------------
+
+    def _joined(self, event: Joined) -> tuple[CoordinatorEffect, ...]:
+        self._clock(event.now)
+        known = self.members.get(event.replica)
+        if known is not None and known.incarnation >= event.incarnation:
+            return ()
+        effects: tuple[CoordinatorEffect, ...] = ()
+        if known is not None:
+            effects = self._drop(known, event.now, "replaced by a later start")
+        self.members[event.replica] = Member(event.replica, event.incarnation, event.now)
+        self._lost_early.discard(event.replica)
+        joined = JoinedRun(time_s=event.now, role=f"replica{event.replica}", incarnation=event.incarnation)
+        return (*effects, Report(event=joined))
+
+    def _joined_late(self, event: Joined) -> tuple[CoordinatorEffect, ...]:
+        recall = Recall(why=self.why)
+        return (ToReplica(replica=event.replica, incarnation=event.incarnation, message=recall),)
+
+    def _member(self, event: FromReplica | Lost) -> Member | None:
+        member = self.members.get(event.replica)
+        return member if member is not None and member.incarnation == event.incarnation else None
+
+    def _has_asked(self, replica: int) -> bool:
+        member = self.members.get(replica)
+        return member is not None and member.newest > 0
+
+    def _lost(self, event: Lost) -> tuple[CoordinatorEffect, ...]:
+        self._clock(event.now)
+        if (member := self._member(event)) is None:
+            return ()
+        if self.phase is Phase.STARTING:
+            self._lost_early.add(event.replica)
+        return self._drop(member, event.now, event.why) + self._go_on(event.now)
+
+    def _goodbye(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
+        self._clock(event.now)
+        if (member := self._member(event)) is None:
+            return ()
+        return self._drop(member, event.now, self.why or "asked to leave") + self._go_on(event.now)
+
+    def _drop(self, member: Member, now: float, why: str) -> tuple[CoordinatorEffect, ...]:
+        """Forget a member and take its blocks back."""
+        del self.members[member.replica]
+        for block in member.leases:
+            self._take_back(block, f"{member.name}: {why}")
+        return (Report(event=LeftRun(time_s=now, role=member.name, why=why)),)
+
+    def _take_back(self, block: Block, why: str) -> None:
+        if self.settled.cover(block) is not Cover.DISJOINT or block in self._settling:
+            return
+        if block in self._returned or any(block in member.leases for member in self.members.values()):
+            return
+        self._returned.append(block)
+        self._why_again[block] = why
+
+    # Asking and granting --------------------------------------------------------------------------------
+
+    def _asked(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
+        self._clock(event.now)
+        member = self._member(event)
+        ask = event.message
+        assert isinstance(ask, Ask)
+        if member is None:
+            leave = Leave(request=ask.request, why=self.why or "no longer a member")
+            return (ToReplica(replica=event.replica, incarnation=event.incarnation, message=leave),)
+        if ask.request in member.seen or ask.request <= member.newest - REMEMBERED_REQUESTS:
+            return self._asked_again(member, ask.request, event.now)
+        self._remember(member, ask.request)
+        effects: tuple[CoordinatorEffect, ...] = ()
+        if ask.finished is not None:
+            effects = self._finished(member, ask.finished, event.now)
+        member.heard = event.now
+        member.is_overdue = False
+        if self.members.get(member.replica) is member:
+            member.parked.append(ask.request)
+        return effects + self._go_on(event.now, asked_now=(member, ask.request))
+
+    def _asked_again(self, member: Member, request: int, now: float) -> tuple[CoordinatorEffect, ...]:
+        """A resend: its sender lives, and may not have had the answer."""
+        member.is_overdue = False
+        reply = member.replies.get(request)
+        answered = () if reply is None else (self._send(member, reply),)
+        return answered + self._go_on(now)
+
+    def _remember(self, member: Member, request: int) -> None:
+        member.newest = max(member.newest, request)
+        member.seen.add(request)
+        for old in [number for number in member.seen if number <= member.newest - REMEMBERED_REQUESTS]:
+            member.seen.discard(old)
+            member.replies.pop(old, None)
+
+    def _send(self, member: Member, message: Lease | Leave | Recall) -> ToReplica:
+        return ToReplica(replica=member.replica, incarnation=member.incarnation, message=message)
+
+    def _go_on(
+        self, now: float, asked_now: tuple[Member, int] | None = None
+    ) -> tuple[CoordinatorEffect, ...]:
+        """Whatever has changed: open the start, grant what can be granted, end what is over."""
+        if self.phase is Phase.STARTING and self._all_have_asked():
+            self._start(now)
+        if self.phase is Phase.RUNNING:
+            granted = self._grant(now, asked_now)
+            return granted + self._end_if_done(now)
+        if self.phase is Phase.LEAVING:
+            return self._dismiss() + self._end_if_empty()
+        return ()
+
+    def _all_have_asked(self) -> bool:
+        expected = set(range(self.num_replicas)) - self._lost_early
+        return bool(expected) and all(self._has_asked(replica) for replica in expected)
+
+    def _start(self, now: float) -> None:
+        self.phase = Phase.RUNNING
+        self.started_at = now
+        for member in self.members.values():
+            member.heard = now
+
+    def _grant(self, now: float, asked_now: tuple[Member, int] | None) -> tuple[CoordinatorEffect, ...]:
+        effects: list[CoordinatorEffect] = []
+        progress = True
+        while progress:
+            progress = False
+            for member in sorted(self.members.values(), key=lambda member: len(member.leases)):
+                if not member.parked or member.is_overdue or (block := self._choose(member)) is None:
+                    continue
+                request = member.parked.popleft()
+                is_idle = not member.leases and (asked_now is None or asked_now != (member, request))
+                effects.extend(self._lease(member, request, block, now, refresh=is_idle))
+                progress = True
+        return tuple(effects)
+
+    def _choose(self, member: Member) -> Block | None:
+        """The next block for this member: one that came back, else a fresh one."""
+        if self._warm_left > 0 and member is not self._warm_member():
+            return None
+        for block in self._returned:
+            if member.replica not in self._not_finite.get(block, ()) or self._is_alone(member):
+                self._returned.remove(block)
+                return block
+        block = self._next_fresh
+        if block is None or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start):
+            return None
+        self._next_fresh = next(self._fresh, None)
+        self._handed_out += 1
+        return block
+
+    def _warm_member(self) -> Member | None:
+        """Who works alone during a warm start: the lowest that is not overdue."""
+        return min((m for m in self.members.values() if not m.is_overdue), key=lambda m: m.replica, default=None)
+
+    def _is_alone(self, member: Member) -> bool:
+        """No other replica could take over what this one could not compute."""
+        if self._warm_left > 0:
+            return member is self._warm_member()
+        return all(other is member or other.is_overdue for other in self.members.values())
+
+    def _lease(
+        self, member: Member, request: int, block: Block, now: float, refresh: bool
+    ) -> list[CoordinatorEffect]:
+        attempt = self._attempts[block] = self._attempts.get(block, 0) + 1
+        if not member.leases:
+            member.heard = now
+        member.leases[block] = attempt
+        lease = Lease(request=request, block=block, attempt=attempt, refresh=refresh)
+        member.replies[request] = lease
+        effects: list[CoordinatorEffect] = [self._send(member, lease)]
+        if attempt > 1:
+            why = self._why_again.pop(block, "not finite the first time")
+            again = Redone(time_s=now, block=block, attempt=attempt, replica=member.replica, why=why)
+            effects.append(Report(event=again))
+        return effects
+
+    # Blocks that come to an end -------------------------------------------------------------------------
+
+    def _finished(self, member: Member, report: Finished, now: float) -> tuple[CoordinatorEffect, ...]:
+        block = report.block
+        if member.leases.pop(block, None) is not None:
+            member.durations.append(now - member.heard)
+        if self.settled.cover(block) is not Cover.DISJOINT or block in self._settling:
+            return ()
+        match report.outcome:
+            case Outcome.APPLIED:
+                return self._close(member, report, now)
+            case Outcome.NOT_FINITE:
+                self._tensor[block] = report.not_finite
+                finders = self._not_finite.setdefault(block, [])
+                finders.append(member.replica)
+                if len(set(finders)) > 1 or (len(finders) > 1 and self._is_alone(member)):
+                    return self._settle(block)
+                self._take_back(block, f"{member.name}: {report.not_finite} was not finite")
+                return ()
+            case _:
+                return self._settle(block)
+
+    def _close(self, member: Member, report: Finished, now: float) -> tuple[CoordinatorEffect, ...]:
+        block = report.block
+        self.settled.add(block)
+        if block in self._returned:
+            self._returned.remove(block)
+        self._refusals_in_a_row = 0
+        self._warm_left = max(0, self._warm_left - 1)
+        member.good_in_a_row += 1
+        if member.good_in_a_row >= FORGIVEN_AFTER:
+            member.strikes = 0
+        blamed = self._not_finite.get(block, [])
+        self._forget(block)
+        return (Closed(replica=member.replica, report=report), *self._strike(blamed, member, now))
+
+    def _forget(self, block: Block) -> None:
+        for book in (self._attempts, self._why_again, self._not_finite, self._tensor):
+            book.pop(block, None)  # type: ignore[attr-defined]
+
+    def _strike(self, blamed: list[int], finisher: Member, now: float) -> tuple[CoordinatorEffect, ...]:
+        """Count against a replica what was not finite from it and finite from another; quarantine it at last."""
+        effects: list[CoordinatorEffect] = []
+        for replica in blamed:
+            member = self.members.get(replica)
+            if member is None or member is finisher:
+                continue
+            member.strikes += 1
+            member.good_in_a_row = 0
+            if member.strikes >= STRIKES:
+                why = f"quarantined: {STRIKES} blocks were not finite from it and finite from others"
+                effects.append(self._send(member, Recall(why=why)))
+                effects.extend(self._drop(member, now, why))
+        return tuple(effects)
+
+    def _settle(self, block: Block) -> tuple[CoordinatorEffect, ...]:
+        """Nobody can compute this block: have every shard keep it as refused."""
+        if block in self._returned:
+            self._returned.remove(block)
+        self._requests += 1
+        self._settle_requests[block] = self._requests
+        self._settling[block] = set(range(self.num_shards))
+        return self._ask_to_settle(block)
+
+    def _ask_to_settle(self, block: Block) -> tuple[CoordinatorEffect, ...]:
+        request = Refuse(request=self._settle_requests[block], block=block)
+        return tuple(ToShard(shard=shard, message=request) for shard in sorted(self._settling[block]))
+
+    def _refused(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
+        self._clock(event.now)
+        assert isinstance(event.message, Refused)
+        block = event.message.block
+        waiting = self._settling.get(block)
+        if waiting is None or event.shard not in waiting:
+            return ()
+        waiting.discard(event.shard)
+        if Outcome.REPEATED in event.message.outcomes:
+            self._settle_mixed.add(block)
+        if waiting:
+            return ()
+        return self._settled_as_refused(block, event.now) + self._go_on(event.now)
+
+    def _settled_as_refused(self, block: Block, now: float) -> tuple[CoordinatorEffect, ...]:
+        del self._settling[block], self._settle_requests[block]
+        tensor = self._tensor.get(block, "")
+        why = f"the gradient of {tensor!r} was not finite" if tensor else "a shard has a part of it already"
+        if block in self._settle_mixed:
+            why += "; some slices had applied it"
+        self.settled.add(block)
+        self.refused[block] = why
+        self._warm_left = max(0, self._warm_left - 1)
+        self._refusals_in_a_row += 1
+        self._forget(block)
+        effects: list[CoordinatorEffect] = [Report(event=RefusedBlock(time_s=now, block=block, why=why))]
+        if self._refusals_in_a_row >= TERMINAL_REFUSALS_IN_A_ROW and self.phase is Phase.RUNNING:
+            effects.append(Diverging(what="the gradient", tensor=tensor, block=block))
+            effects.extend(self._leave(now, "diverged"))
+        return tuple(effects)
+
+    def _diverged(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
+        self._clock(event.now)
+        assert isinstance(event.message, Diverged)
+        told = Diverging(what="the update", tensor=event.message.tensor, block=event.message.block)
+        if self.phase is Phase.LEAVING:
+            return (told,)
+        return (told, *self._leave(event.now, "diverged"), *self._end_if_empty())
+
+    # Time -----------------------------------------------------------------------------------------------
+
+    def _clock(self, now: float) -> None:
+        if self._began is None:
+            self._began = now
+
+    def _tick_starting(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
+        self._clock(event.now)
+        assert self._began is not None
+        if event.now - self._began < self._patience.start_s or not any(map(self._has_asked, self.members)):
+            return ()
+        self._start(event.now)
+        missing = [replica for replica in range(self.num_replicas) if not self._has_asked(replica)]
+        why = f"did not fetch within {self._patience.start_s:g} s; the run starts without it"
+        named = (LeftRun(time_s=event.now, role=f"replica{replica}", why=why) for replica in missing)
+        return (*(Report(event=left) for left in named), *self._go_on(event.now))
+
+    def _tick_running(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
+        if self._time_s is not None and self.started_at is not None:
+            if event.now - self.started_at >= self._time_s:
+                return self._leave(event.now, "time") + self._end_if_empty()
+        for member in self.members.values():
+            is_due = bool(member.leases) or not member.parked
+            if is_due and not member.is_overdue and event.now - member.heard > self._deadline(member):
+                self._overdue(member, event.now)
+        again = [effect for block in self._settling for effect in self._ask_to_settle(block)]
+        return (*again, *self._go_on(event.now))
+
+    def _deadline(self, member: Member) -> float:
+        patience = self._patience
+        if not member.durations:
+            return patience.first_s
+        return max(patience.least_s, patience.factor * median(member.durations))
+
+    def _overdue(self, member: Member, now: float) -> None:
+        """Hand its blocks to others; it stays a member and may be heard of again."""
+        member.is_overdue = True
+        blocks = list(member.leases)
+        member.leases.clear()
+        for block in blocks:
+            self._take_back(block, f"{member.name} has been silent for {now - member.heard:.0f} s")
+
+    # The end --------------------------------------------------------------------------------------------
+
+    def _end_if_done(self, now: float) -> tuple[CoordinatorEffect, ...]:
+        is_open = any(
+            self.settled.cover(block) is Cover.DISJOINT for member in self.members.values() for block in member.leases
+        )
+        if self._next_fresh is not None or self._returned or self._settling or is_open:
+            return ()
+        total = self.plan.total
+        by_steps = self.plan.steps is not None and total == self.plan.steps
+        return self._leave(now, "steps" if by_steps else "epochs") + self._end_if_empty()
+
+    def _stop(self, event: Stop) -> tuple[CoordinatorEffect, ...]:
+        self._clock(event.now)
+        return self._leave(event.now, event.why) + self._end_if_empty()
+
+    def _leave(self, now: float, why: str) -> tuple[CoordinatorEffect, ...]:
+        """Grant nothing more: answer who asks, recall who holds a lease."""
+        self.phase = Phase.LEAVING
+        self.why = why
+        self._leaving_since = now
+        recalls = tuple(
+            self._send(member, Recall(why=why))
+            for member in self.members.values()
+            if member.leases or not member.parked
+        )
+        return recalls + self._dismiss()
+
+    def _dismiss(self) -> tuple[CoordinatorEffect, ...]:
+        effects: list[CoordinatorEffect] = []
+        for member in self.members.values():
+            while member.parked:
+                request = member.parked.popleft()
+                reply = Leave(request=request, why=self.why)
+                member.replies[request] = reply
+                effects.append(self._send(member, reply))
+        return tuple(effects)
+
+    def _tick_leaving(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
+        if event.now - self._leaving_since < self._patience.leave_s:
+            again = tuple(self._send(member, Recall(why=self.why)) for member in self.members.values())
+            return again + self._end_if_empty()
+        effects: list[CoordinatorEffect] = []
+        for member in list(self.members.values()):
+            why = f"did not leave within {self._patience.leave_s:g} s"
+            effects.extend(self._drop(member, event.now, why))
+        return (*effects, *self._end_if_empty())
+
+    def _end_if_empty(self) -> tuple[CoordinatorEffect, ...]:
+        if self.members or self.phase is not Phase.LEAVING:
+            return ()
+        self.phase = Phase.ENDED
+        return (Ended(why=self.why),)
+
+    def _ignore(self, event: Any) -> tuple[CoordinatorEffect, ...]:
+        return ()

@@ -1,0 +1,57 @@
+"""Which blocks a stage consists of, in the order in which they are first handed out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from squall.blocks import Block, BlockSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkPlan:
+    """The extent of one stage.
+
+    Attributes:
+        stage: index of the strategy in the run's list.
+        minibatches_per_epoch: positions in one epoch's order, above 0.
+        block_length: `n_push`, the usual length of a block [minibatches].
+        epochs: passes over the data; None: no bound.
+        steps: minibatches over all replicas, earlier ones included; None: no bound.
+        warm_start: blocks that one replica computes alone before the others start [blocks].
+
+    >>> plan = WorkPlan(stage=0, minibatches_per_epoch=5, block_length=2, epochs=2, steps=8, warm_start=0)
+    >>> [(block.epoch, block.first, block.stop) for block in plan.blocks(BlockSet())]
+    [(0, 0, 2), (0, 2, 4), (0, 4, 5), (1, 0, 2), (1, 2, 3)]
+    """
+
+    stage: int
+    minibatches_per_epoch: int
+    block_length: int
+    epochs: int | None
+    steps: int | None
+    warm_start: int
+
+    @property
+    def total(self) -> int | None:
+        """Minibatches of the whole stage; None if only time bounds it."""
+        by_epochs = None if self.epochs is None else self.epochs * self.minibatches_per_epoch
+        bounds = [bound for bound in (by_epochs, self.steps) if bound is not None]
+        return min(bounds) if bounds else None
+
+    def blocks(self, settled: BlockSet) -> Iterator[Block]:
+        """Yield the blocks that are not in `settled`, which a resumed run starts from, in order."""
+        total = self.total
+        left = None if total is None else total - settled.num_minibatches
+        for epoch in count():
+            if self.epochs is not None and epoch >= self.epochs:
+                return
+            gaps = list(settled.of(self.stage, epoch).gaps(self.minibatches_per_epoch))
+            for start, stop in gaps:
+                for first in range(start, stop, self.block_length):
+                    length = min(self.block_length, stop - first)
+                    if left is not None:
+                        if left <= 0:
+                            return
+                        length = min(length, left)
+                        left -= length
+                    yield Block(self.stage, epoch, first, first + length)

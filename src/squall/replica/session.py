@@ -1,0 +1,313 @@
+"""One replica's side of the protocol, without any I/O: turns the wishes of its loop into messages.
+
+Every request is kept until its answer has come, and sent again at each `Tick` that finds it still open. The
+answer to a request that is not open is late and is dropped.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from squall.machines import Machine
+from squall.replica.downpour import (
+    Await,
+    Compute,
+    Computed,
+    Exchange,
+    Exchanged,
+    Loop,
+    NextBlock,
+)
+from squall.wire.messages import (
+    Ask,
+    Fetch,
+    Fetched,
+    Goodbye,
+    Lease,
+    Leave,
+    Outcome,
+    Push,
+    Pushed,
+    Recall,
+    SliceState,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSlices:
+    """A shard that this worker talks to, and the slices of the worker's partition that it holds, in order."""
+
+    shard: int
+    slices: tuple[int, ...]
+
+
+# Events -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All connections are open: begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromShard:
+    """A shard's reply arrived."""
+
+    shard: int
+    message: Fetched | Pushed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromCoordinator:
+    """A message of the coordinator arrived."""
+
+    message: Lease | Leave | Recall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed: send again what has not been answered since the last tick."""
+
+
+SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Tick
+
+
+# Effects (and `Compute`, which is the loop's) -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToShard:
+    """Send a request to a shard."""
+
+    shard: int
+    message: Fetch | Push
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToCoordinator:
+    """Send a message to the coordinator."""
+
+    message: Ask | Goodbye
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap:
+    """Let the model's parameters lie in this one of the two parameter buffers from now on."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit:
+    """Nothing is left to do: close the connections and end."""
+
+    why: str
+
+
+SessionEffect: TypeAlias = Compute | ToShard | ToCoordinator | Swap | Quit
+
+
+class Phase(Enum):
+    READY = "ready"
+    COMPUTING = "computing"
+    EXCHANGING = "exchanging"
+    """Some shard has not answered yet."""
+    AWAITING = "awaiting"
+    """Nothing to compute: the coordinator has not answered yet."""
+    LEFT = "left"
+
+
+class ReplicaSession(Machine):
+    """Decides for one worker: one event in, effects out.
+
+    Args:
+        loop: the strategy's generator, not started.
+        shards: the shards that hold slices of this worker's partition.
+    """
+
+    TABLE = {
+        (Phase.READY, Started): "_start",
+        (Phase.READY, Recall): "_recall_idle",
+        (Phase.READY, Tick): "_tick",
+        (Phase.COMPUTING, Computed): "_computed",
+        (Phase.COMPUTING, Fetched): "_late",
+        (Phase.COMPUTING, Pushed): "_late",
+        (Phase.COMPUTING, Lease): "_answered",
+        (Phase.COMPUTING, Leave): "_answered",
+        (Phase.COMPUTING, Recall): "_recall",
+        (Phase.COMPUTING, Tick): "_tick",
+        (Phase.EXCHANGING, Fetched): "_exchanged",
+        (Phase.EXCHANGING, Pushed): "_exchanged",
+        (Phase.EXCHANGING, Lease): "_answered",
+        (Phase.EXCHANGING, Leave): "_answered",
+        (Phase.EXCHANGING, Recall): "_recall",
+        (Phase.EXCHANGING, Tick): "_tick",
+        (Phase.AWAITING, Fetched): "_late",
+        (Phase.AWAITING, Pushed): "_late",
+        (Phase.AWAITING, Lease): "_answered",
+        (Phase.AWAITING, Leave): "_answered",
+        (Phase.AWAITING, Recall): "_recall_idle",
+        (Phase.AWAITING, Tick): "_tick",
+        (Phase.LEFT, Fetched): "_late",
+        (Phase.LEFT, Pushed): "_late",
+        (Phase.LEFT, Lease): "_late",
+        (Phase.LEFT, Leave): "_late",
+        (Phase.LEFT, Recall): "_late",
+        (Phase.LEFT, Computed): "_late",
+        (Phase.LEFT, Tick): "_late",
+    }
+
+    def __init__(self, *, loop: Loop, shards: Sequence[ShardSlices]) -> None:
+        super().__init__(Phase.READY)
+        self.buffer = 1  # the parameter buffer in use; the first fetch goes into the other
+        self.num_dropped = 0
+        self._loop = loop
+        self._shards = {shard.shard: shard.slices for shard in shards}
+        self._requests = 0
+        self._open_exchange: dict[int, Fetch | Push] = {}  # by shard
+        self._exchange_fetches = False
+        self._states: dict[int, SliceState] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._open_asks: dict[int, Ask] = {}  # by number
+        self._answers: dict[int, Lease | Leave] = {}  # that the loop has not taken yet
+        self._awaited: int | None = None
+        self._recalled: str | None = None
+
+    def check_invariants(self) -> None:
+        assert (self.phase is Phase.EXCHANGING) == bool(self._open_exchange)
+        assert (self.phase is Phase.AWAITING) == (self._awaited is not None)
+        assert not set(self._open_asks) & set(self._answers)
+
+    # The loop's wishes ----------------------------------------------------------------------------------
+
+    def _start(self, event: Started) -> tuple[SessionEffect, ...]:
+        return self._run(lambda: next(self._loop))
+
+    def _run(self, advance: Callable[[], Any]) -> tuple[SessionEffect, ...]:
+        """Advance the loop until it wishes for something that must be waited for."""
+        effects: list[SessionEffect] = []
+        while True:
+            try:
+                wish = advance()
+            except StopIteration:
+                return (*effects, *self._quit("the work is done"))
+            if self._recalled is not None and not isinstance(wish, NextBlock):
+                self._loop.close()
+                return (*effects, *self._quit(self._recalled))
+            match wish:
+                case NextBlock(finished=finished):
+                    ask = Ask(request=self._number(), finished=finished)
+                    self._open_asks[ask.request] = ask
+                    effects.append(ToCoordinator(message=ask))
+                    answer: Any = ask.request
+                case Await(ticket=ticket) if ticket in self._answers:
+                    answer = self._answers.pop(ticket)
+                case Await(ticket=ticket):
+                    self.phase, self._awaited = Phase.AWAITING, ticket
+                    return tuple(effects)
+                case Compute():
+                    self.phase = Phase.COMPUTING
+                    return (*effects, wish)
+                case Exchange() if not self._shards:
+                    answer = Exchanged(states={}, outcomes={})
+                case Exchange():
+                    return (*effects, *self._exchange(wish))
+            advance = _sender(self._loop, answer)
+
+    def _number(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def _quit(self, why: str) -> tuple[SessionEffect, ...]:
+        self.phase, self._awaited = Phase.LEFT, None
+        return (ToCoordinator(message=Goodbye()), Quit(why=why))
+
+    # Exchanges with the shards --------------------------------------------------------------------------
+
+    def _exchange(self, wish: Exchange) -> tuple[SessionEffect, ...]:
+        self.phase = Phase.EXCHANGING
+        self._exchange_fetches = wish.fetch
+        self._states, self._outcomes = {}, {}
+        request = self._number()
+        into = 1 - self.buffer if wish.fetch else None
+        for shard, slices in self._shards.items():
+            self._open_exchange[shard] = _request(wish, request, slices, into)
+        return tuple(ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
+
+    def _exchanged(self, event: FromShard) -> tuple[SessionEffect, ...]:
+        open_request = self._open_exchange.get(event.shard)
+        if open_request is None or open_request.request != event.message.request:
+            return self._late(event)
+        del self._open_exchange[event.shard]
+        reply = event.message
+        self._states.update((state.slice, state) for state in reply.states)
+        if isinstance(reply, Pushed):
+            slices = self._shards[event.shard]
+            self._outcomes.update(zip(slices, reply.outcomes, strict=True))
+        if self._open_exchange:
+            return ()
+        effects: tuple[SessionEffect, ...] = ()
+        if self._exchange_fetches:
+            self.buffer = 1 - self.buffer
+            effects = (Swap(buffer=self.buffer),)
+        done = Exchanged(states=self._states, outcomes=self._outcomes)
+        return effects + self._run(_sender(self._loop, done))
+
+    def _computed(self, event: Computed) -> tuple[SessionEffect, ...]:
+        return self._run(_sender(self._loop, event))
+
+    # The coordinator ------------------------------------------------------------------------------------
+
+    def _answered(self, event: FromCoordinator) -> tuple[SessionEffect, ...]:
+        message = event.message
+        assert isinstance(message, Lease | Leave)
+        if self._open_asks.pop(message.request, None) is None:
+            return self._late(event)
+        if message.request != self._awaited:
+            self._answers[message.request] = message
+            return ()
+        self._awaited = None
+        return self._run(_sender(self._loop, message))
+
+    def _recall(self, event: FromCoordinator) -> tuple[SessionEffect, ...]:
+        """Leave as soon as what is pushed has been acknowledged."""
+        assert isinstance(event.message, Recall)
+        self._recalled = event.message.why
+        return ()
+
+    def _recall_idle(self, event: FromCoordinator) -> tuple[SessionEffect, ...]:
+        assert isinstance(event.message, Recall)
+        self._loop.close()
+        return self._quit(event.message.why)
+
+    def _tick(self, event: Tick) -> tuple[SessionEffect, ...]:
+        exchanges = (ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
+        asks = (ToCoordinator(message=ask) for ask in self._open_asks.values())
+        return (*exchanges, *asks)
+
+    def _late(self, event: Any) -> tuple[SessionEffect, ...]:
+        self.num_dropped += 1
+        return ()
+
+
+def _sender(loop: Loop, answer: Any) -> Callable[[], Any]:
+    return lambda: loop.send(answer)
+
+
+def _request(wish: Exchange, request: int, slices: tuple[int, ...], into: int | None) -> Fetch | Push:
+    gradient = wish.gradient
+    if gradient is None:
+        assert into is not None
+        return Fetch(request=request, into=into)
+    return Push(
+        request=request,
+        block=gradient.block,
+        attempt=gradient.attempt,
+        minibatches=gradient.block.num_minibatches,
+        examples=gradient.examples,
+        based_on=tuple(gradient.based_on[number] for number in slices),
+        absent=gradient.absent,
+        not_finite=gradient.not_finite,
+        into=into,
+    )

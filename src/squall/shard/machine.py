@@ -1,0 +1,494 @@
+"""The protocol of one parameter shard, without any I/O.
+
+A shard owns slices and is the only writer of each. For a push it decides, by the set of positions that a
+slice has, whether the block is new, a repeat, or refused; the server around it runs the update rule and
+reports back. Source of the design: Dean et al., NIPS 2012, section 4.1; exactly-once by blocks is ours.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from squall.blocks import Block, BlockSet
+from squall.errors import RemoteProtocolError
+from squall.machines import Machine, key_of
+from squall.slices import Cover
+from squall.wire.messages import (
+    Diverged,
+    Fetch,
+    Fetched,
+    Outcome,
+    Push,
+    Pushed,
+    Refuse,
+    Refused,
+    SliceState,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """The process that runs one partition of one replica, in its `incarnation`-th life."""
+
+    replica: int
+    partition: int
+    incarnation: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.replica, self.partition
+
+
+# Events -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """A worker's buffers are mapped and its connection is open; an earlier life of it is over."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detach:
+    """A worker's connection has ended."""
+
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromWorker:
+    """A worker's request arrived."""
+
+    sender: Worker
+    message: Fetch | Push
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromCoordinator:
+    """The coordinator's request arrived."""
+
+    message: Refuse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """The update rule ran over every slice of the pending `Apply`, and all are finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """The update rule ran, and left this tensor (by number in the parameter space) not finite."""
+
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Write all slices to the checkpoint of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """The run is over: answer nobody any more."""
+
+
+ShardEvent: TypeAlias = Attach | Detach | FromWorker | FromCoordinator | Applied | NotFinite | Save | Close
+
+
+# Effects ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apply:
+    """Run the update rule on these slices with the sender's gradient buffer; answer with an event.
+
+    The new values are written through into the sender's parameter buffer `push.into`, unless it is None.
+    """
+
+    sender: Worker
+    push: Push
+    slices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOut:
+    """Copy these slices as they are now into the worker's parameter buffer `into`."""
+
+    to: Worker
+    slices: tuple[int, ...]
+    into: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Send a reply to a worker."""
+
+    to: Worker
+    message: Fetched | Pushed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Send a message to the coordinator."""
+
+    message: Refused | Diverged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Write one row of the ledger.
+
+    Attributes:
+        sender: whose push it was; None for a block that the coordinator settled.
+        version: of the slice, after the push was settled [updates].
+        staleness: version before applying, less `based_on` [updates].
+    """
+
+    sender: Worker | None
+    slice: int
+    block: Block
+    attempt: int
+    minibatches: int
+    examples: int
+    based_on: int
+    version: int
+    staleness: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """Write the slices and these books to the checkpoint `name`."""
+
+    name: str
+    books: tuple["SliceBook", ...]
+
+
+ShardEffect: TypeAlias = Apply | WriteOut | Answer | Tell | Record | Store
+
+
+# State ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SliceBook:
+    """What a shard remembers of one slice besides its values, in the same commit as these.
+
+    Attributes:
+        settled: positions applied or refused for good.
+        refused: those of them that were refused.
+    """
+
+    slice: int
+    partition: int
+    version: int
+    minibatches: int
+    settled: BlockSet
+    refused: BlockSet
+
+    @property
+    def state(self) -> SliceState:
+        return SliceState(slice=self.slice, version=self.version, minibatches=self.minibatches)
+
+    def copy(self) -> "SliceBook":
+        return SliceBook(
+            self.slice,
+            self.partition,
+            self.version,
+            self.minibatches,
+            BlockSet(self.settled.entries()),
+            BlockSet(self.refused.entries()),
+        )
+
+    @classmethod
+    def new(cls, slice: int, partition: int) -> "SliceBook":
+        return cls(slice, partition, 0, 0, BlockSet(), BlockSet())
+
+
+@dataclass(slots=True)
+class _Line:
+    """The conversation with one worker.
+
+    Attributes:
+        last: number of its newest request; 0 before the first.
+        reply: what was answered to it; None while the answer is being made.
+    """
+
+    worker: Worker
+    last: int = 0
+    reply: Fetched | Pushed | None = None
+
+
+class Phase(Enum):
+    SERVING = "serving"
+    APPLYING = "applying"
+    """An update is running: requests wait their turn, in the order of arrival."""
+    DIVERGED = "diverged"
+    """An update left the slice non-finite: nothing is applied any more; pushes are refused."""
+    CLOSED = "closed"
+
+
+class ShardMachine(Machine):
+    """Decides for one shard: one event in, effects out.
+
+    Args:
+        shard: this shard's number.
+        incarnation: how often it has been started, from 0.
+        books: one for each slice, as new or as a checkpoint had them. The machine takes ownership.
+    """
+
+    TABLE = {
+        (Phase.SERVING, Attach): "_attach",
+        (Phase.SERVING, Detach): "_detach",
+        (Phase.SERVING, Fetch): "_request",
+        (Phase.SERVING, Push): "_request",
+        (Phase.SERVING, Refuse): "_refuse",
+        (Phase.SERVING, Save): "_save",
+        (Phase.SERVING, Close): "_close",
+        (Phase.APPLYING, Attach): "_attach",
+        (Phase.APPLYING, Detach): "_detach",
+        (Phase.APPLYING, Fetch): "_wait",
+        (Phase.APPLYING, Push): "_wait",
+        (Phase.APPLYING, Refuse): "_wait",
+        (Phase.APPLYING, Save): "_wait",
+        (Phase.APPLYING, Close): "_wait",
+        (Phase.APPLYING, Applied): "_applied",
+        (Phase.APPLYING, NotFinite): "_not_finite",
+        (Phase.DIVERGED, Attach): "_attach",
+        (Phase.DIVERGED, Detach): "_detach",
+        (Phase.DIVERGED, Fetch): "_request",
+        (Phase.DIVERGED, Push): "_request",
+        (Phase.DIVERGED, Refuse): "_refuse",
+        (Phase.DIVERGED, Close): "_close",
+        (Phase.CLOSED, Detach): "_detach",
+        (Phase.CLOSED, Fetch): "_ignore",
+        (Phase.CLOSED, Push): "_ignore",
+        (Phase.CLOSED, Refuse): "_ignore",
+    }
+
+    def __init__(self, *, shard: int, incarnation: int, books: tuple[SliceBook, ...]) -> None:
+        super().__init__(Phase.SERVING)
+        self.shard = shard
+        self.incarnation = incarnation
+        self.books = {book.slice: book for book in books}
+        self.num_dropped = 0  # messages of a past life or a past request
+        self._lines: dict[tuple[int, int], _Line] = {}
+        self._pending: Apply | None = None
+        self._waiting: deque[Any] = deque()
+
+    def check_invariants(self) -> None:
+        assert (self.phase is Phase.APPLYING) == (self._pending is not None)
+        assert self.phase is Phase.APPLYING or not self._waiting
+        for book in self.books.values():
+            applied = book.settled.num_minibatches - book.refused.num_minibatches
+            assert applied == book.minibatches, "every applied minibatch is counted once"
+            assert book.version <= book.minibatches, "an update stands for at least one minibatch"
+
+    # Who talks to us ----------------------------------------------------------------------------------
+
+    def _attach(self, event: Attach) -> tuple[ShardEffect, ...]:
+        line = self._lines.get(event.worker.place)
+        if line is None or line.worker.incarnation < event.worker.incarnation:
+            self._lines[event.worker.place] = _Line(event.worker)
+        return ()
+
+    def _detach(self, event: Detach) -> tuple[ShardEffect, ...]:
+        line = self._lines.get(event.worker.place)
+        if line is not None and line.worker == event.worker:
+            del self._lines[event.worker.place]
+        return ()
+
+    def _ignore(self, event: Any) -> tuple[ShardEffect, ...]:
+        self.num_dropped += 1
+        return ()
+
+    # Requests of workers ------------------------------------------------------------------------------
+
+    def _request(self, event: FromWorker) -> tuple[ShardEffect, ...]:
+        line = self._lines.get(event.sender.place)
+        if line is None or line.worker != event.sender or event.message.request < line.last:
+            return self._ignore(event)  # its sender is dead or has long had the answer
+        if event.message.request == line.last:
+            if line.reply is None:
+                return self._ignore(event)  # the answer is on its way
+            # Sent again from memory: the buffers may be in use by now and are not written a second time.
+            return (Answer(to=line.worker, message=line.reply),)
+        self._check(event)
+        line.last, line.reply = event.message.request, None
+        if isinstance(event.message, Fetch):
+            return self._fetch(line, event.message)
+        return self._push(line, event.message)
+
+    def _check(self, event: FromWorker) -> None:
+        """Refuse at the door what no sound worker sends."""
+        message = event.message
+        if message.into not in ((0, 1) if isinstance(message, Fetch) else (0, 1, None)):
+            raise self._wrong(event, f"expected a parameter buffer 0 or 1, but got {message.into}")
+        if isinstance(message, Fetch):
+            return
+        books = self._books_of(event.sender)
+        if len(message.based_on) != len(books):
+            raise self._wrong(event, f"expected {len(books)} versions, but got {len(message.based_on)}")
+        for book, based_on in zip(books, message.based_on, strict=True):
+            if not 0 <= based_on <= book.version:
+                raise self._wrong(event, f"slice {book.slice} is at version {book.version}, not {based_on}")
+        if message.minibatches != message.block.num_minibatches:
+            raise self._wrong(event, f"expected {message.block.num_minibatches} minibatches, got {message.minibatches}")
+
+    def _wrong(self, event: FromWorker, what: str) -> RemoteProtocolError:
+        sender = event.sender
+        kind = type(event.message).__name__
+        return RemoteProtocolError(
+            reason=f"shard {self.shard} refused a {kind} of replica {sender.replica}.{sender.partition}: {what}"
+        )
+
+    def _fetch(self, line: _Line, fetch: Fetch) -> tuple[ShardEffect, ...]:
+        books = self._books_of(line.worker)
+        line.reply = Fetched(
+            request=fetch.request, incarnation=self.incarnation, states=tuple(book.state for book in books)
+        )
+        return (
+            WriteOut(to=line.worker, slices=tuple(book.slice for book in books), into=fetch.into),
+            Answer(to=line.worker, message=line.reply),
+        )
+
+    def _push(self, line: _Line, push: Push) -> tuple[ShardEffect, ...]:
+        new = tuple(
+            book.slice for book in self._books_of(line.worker) if self._judge(book, push) is Outcome.APPLIED
+        )
+        if new:
+            self._pending = Apply(sender=line.worker, push=push, slices=new)
+            self.phase = Phase.APPLYING
+            return (self._pending,)
+        return self._settle(line.worker, push, applied=())
+
+    def _judge(self, book: SliceBook, push: Push) -> Outcome:
+        match book.settled.cover(push.block):
+            case Cover.CONTAINED:
+                is_refused = book.refused.cover(push.block) is not Cover.DISJOINT
+                return Outcome.REFUSED if is_refused else Outcome.REPEATED
+            case Cover.PARTIAL:
+                return Outcome.REFUSED
+            case Cover.DISJOINT if push.not_finite:
+                return Outcome.NOT_FINITE
+            case Cover.DISJOINT:
+                return Outcome.REFUSED if self.phase is Phase.DIVERGED else Outcome.APPLIED
+
+    def _settle(self, sender: Worker, push: Push, applied: tuple[int, ...]) -> tuple[ShardEffect, ...]:
+        """Record what became of a push on each slice, and answer it."""
+        effects: list[ShardEffect] = []
+        outcomes: list[Outcome] = []
+        books = self._books_of(sender)
+        for book, based_on in zip(books, push.based_on, strict=True):
+            staleness = book.version - based_on
+            if book.slice in applied:
+                outcome = Outcome.APPLIED
+                book.settled.add(push.block)
+                book.version += 1
+                book.minibatches += push.minibatches
+            else:
+                outcome = self._judge(book, push)
+            outcomes.append(outcome)
+            effects.append(
+                Record(
+                    sender=sender,
+                    slice=book.slice,
+                    block=push.block,
+                    attempt=push.attempt,
+                    minibatches=push.minibatches,
+                    examples=push.examples,
+                    based_on=based_on,
+                    version=book.version,
+                    staleness=staleness,
+                    outcome=outcome,
+                )
+            )
+        unwritten = tuple(book.slice for book in books if book.slice not in applied)
+        if push.into is not None and unwritten:
+            effects.append(WriteOut(to=sender, slices=unwritten, into=push.into))
+        line = self._lines.get(sender.place)
+        if line is not None and line.worker == sender:
+            line.reply = Pushed(
+                request=push.request,
+                incarnation=self.incarnation,
+                outcomes=tuple(outcomes),
+                states=tuple(book.state for book in books),
+            )
+            effects.append(Answer(to=sender, message=line.reply))
+        return tuple(effects)
+
+    def _books_of(self, worker: Worker) -> list[SliceBook]:
+        return [book for book in self.books.values() if book.partition == worker.partition]
+
+    # The update that runs -----------------------------------------------------------------------------
+
+    def _wait(self, event: Any) -> tuple[ShardEffect, ...]:
+        self._waiting.append(event)
+        return ()
+
+    def _applied(self, event: Applied) -> tuple[ShardEffect, ...]:
+        assert self._pending is not None
+        done, self._pending = self._pending, None
+        self.phase = Phase.SERVING
+        return self._settle(done.sender, done.push, applied=done.slices) + self._go_on()
+
+    def _not_finite(self, event: NotFinite) -> tuple[ShardEffect, ...]:
+        assert self._pending is not None
+        done, self._pending = self._pending, None
+        self.phase = Phase.DIVERGED
+        told = Tell(message=Diverged(block=done.push.block, tensor=event.tensor))
+        return (told, *self._settle(done.sender, done.push, applied=()), *self._go_on())
+
+    def _go_on(self) -> tuple[ShardEffect, ...]:
+        """Take up the requests that waited, until the next update runs."""
+        effects: list[ShardEffect] = []
+        while self._waiting and self.phase is not Phase.APPLYING:
+            event = self._waiting.popleft()
+            name = self.TABLE.get((self.phase, key_of(event)), "_ignore")
+            effects.extend(getattr(self, name)(event))
+        return tuple(effects)
+
+    # The coordinator and the launcher -----------------------------------------------------------------
+
+    def _refuse(self, event: FromCoordinator) -> tuple[ShardEffect, ...]:
+        effects: list[ShardEffect] = []
+        outcomes: list[Outcome] = []
+        block = event.message.block
+        for book in self.books.values():
+            outcome = Outcome.REFUSED
+            match book.settled.cover(block):
+                case Cover.DISJOINT:
+                    book.settled.add(block)
+                    book.refused.add(block)
+                    effects.append(_row_of_refusal(book, block))
+                case Cover.CONTAINED if book.refused.cover(block) is Cover.DISJOINT:
+                    outcome = Outcome.REPEATED
+            outcomes.append(outcome)
+        told = Refused(request=event.message.request, block=block, outcomes=tuple(outcomes))
+        return (*effects, Tell(message=told))
+
+    def _save(self, event: Save) -> tuple[ShardEffect, ...]:
+        return (Store(name=event.name, books=tuple(book.copy() for book in self.books.values())),)
+
+    def _close(self, event: Close) -> tuple[ShardEffect, ...]:
+        self.phase = Phase.CLOSED
+        return ()
+
+
+def _row_of_refusal(book: SliceBook, block: Block) -> Record:
+    return Record(
+        sender=None,
+        slice=book.slice,
+        block=block,
+        attempt=0,
+        minibatches=block.num_minibatches,
+        examples=0,
+        based_on=book.version,
+        version=book.version,
+        staleness=0,
+        outcome=Outcome.REFUSED,
+    )

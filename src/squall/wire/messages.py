@@ -1,0 +1,223 @@
+"""Everything that roles say to one another while a run goes on.
+
+Read it as a conversation::
+
+    replica                                    shard
+      Fetch        -------------------------->
+                   <--------------------------  Fetched
+      Push         -------------------------->            one message a step and shard; the gradient
+                   <--------------------------  Pushed     itself lies in memory that both can see
+
+    replica                                    coordinator
+      Ask          -------------------------->            "I finished this; what next?"
+                   <--------------------------  Lease      a block of work
+                   <--------------------------  Leave      no more work: say goodbye
+                   <--------------------------  Recall     unasked: abandon what you have not pushed
+      Goodbye      -------------------------->
+
+    coordinator                                shard
+      Refuse       -------------------------->            nobody can compute this block: settle it
+                   <--------------------------  Refused
+                   <--------------------------  Diverged   unasked: an update made my slice non-finite
+
+A message is frozen and knows nothing of sockets or bytes: `squall.wire.codec` turns it into bytes. Every
+request carries a number that rises with each new request of its sender (per incarnation); a resend repeats
+the number, and the reply names it. So a late duplicate is recognised and a lost reply is sent again.
+No message carries a tensor.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from squall.blocks import Block
+
+
+class Outcome(Enum):
+    """What became of a block on one slice, as the shard answers it."""
+
+    APPLIED = "applied"
+    REPEATED = "repeated"
+    """The slice had the whole block already: nothing was changed."""
+    NOT_FINITE = "not_finite"
+    """The gradient was not finite: nothing was changed, and the block may come again from someone else."""
+    REFUSED = "refused"
+    """The block meets what the slice has only in part, or was settled as refused: it will never be applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceState:
+    """Which state of a slice a reply speaks of.
+
+    Attributes:
+        slice: the slice's number in the layout.
+        version: updates applied to it since the run began [updates].
+        minibatches: minibatches in those updates: what a learning-rate schedule counts [minibatches].
+    """
+
+    slice: int
+    version: int
+    minibatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Replica -> shard: write your slices as they are now into my buffer `into`, which I am not reading."""
+
+    request: int
+    into: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """Shard -> replica: my slices lie in the buffer that you named; one version of each, never torn."""
+
+    request: int
+    incarnation: int
+    states: tuple[SliceState, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """Replica -> shard: apply this block's gradient, which lies in my gradient buffer, to your slices.
+
+    Attributes:
+        block: the work that the gradient is of; whole or not at all.
+        attempt: the how-many-th time that the coordinator handed this block out, from 1.
+        minibatches, examples: how much the summed gradient stands for.
+        based_on: per slice of this shard, the oldest version used in the block [updates].
+        absent: tensors (by number in the parameter space) for which there was no gradient.
+        not_finite: the first tensor whose gradient is not finite; empty if all are finite.
+        into: the parameter buffer to write the slices into right after this push is settled; None: no fetch.
+    """
+
+    request: int
+    block: Block
+    attempt: int
+    minibatches: int
+    examples: int
+    based_on: tuple[int, ...]
+    absent: tuple[int, ...]
+    not_finite: str
+    into: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """Shard -> replica: what became of your push, slice by slice, and the state right after it was settled."""
+
+    request: int
+    incarnation: int
+    outcomes: tuple[Outcome, ...]
+    states: tuple[SliceState, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How a leased block ended at a replica.
+
+    Attributes:
+        block, attempt: the lease.
+        outcome: APPLIED if every slice has it now (from this push or an earlier one), NOT_FINITE if it must
+            come from someone else, REFUSED if a slice will never take it.
+        not_finite: the first tensor whose gradient was not finite; empty if all were finite.
+        loss_sum: sum over the minibatches of their mean losses.
+        examples: examples computed.
+    """
+
+    block: Block
+    attempt: int
+    outcome: Outcome
+    not_finite: str
+    loss_sum: float
+    examples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Replica -> coordinator: I have fetched and can work; `finished` tells how my last block ended."""
+
+    request: int
+    finished: Finished | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Coordinator -> replica: compute this block.
+
+    Attributes:
+        refresh: fetch before you start, because you have been waiting.
+    """
+
+    request: int
+    block: Block
+    attempt: int
+    refresh: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Coordinator -> replica: there is no more work for you."""
+
+    request: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """Coordinator -> replica, unasked: abandon what you have not pushed yet, and say goodbye."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye:
+    """Replica -> coordinator: every push of mine is acknowledged; I hold nothing and leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Coordinator -> shard: nobody can compute this block; keep it as settled without applying it."""
+
+    request: int
+    block: Block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Shard -> coordinator: the block is settled; per slice REFUSED, or REPEATED where it was applied before."""
+
+    request: int
+    block: Block
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    """Shard -> coordinator, unasked: applying this block left a tensor that is not finite."""
+
+    block: Block
+    tensor: int
+
+
+ToShard: TypeAlias = Fetch | Push | Refuse
+FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged
+ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged
+ToReplica: TypeAlias = Fetched | Pushed | Lease | Leave | Recall
+Message: TypeAlias = ToShard | FromShard | ToCoordinator | ToReplica
+
+# Codes of the wire: part of the protocol, never reused.
+CODES: dict[int, type] = {
+    1: Fetch,
+    2: Fetched,
+    3: Push,
+    4: Pushed,
+    5: Ask,
+    6: Lease,
+    7: Leave,
+    8: Recall,
+    9: Goodbye,
+    10: Refuse,
+    11: Refused,
+    12: Diverged,
+}
