@@ -15,6 +15,8 @@ SquallError
    `- RemoteProtocolError a peer broke it                                                (drop the peer, keep serving)
 """
 
+import os
+import traceback as tracebacks
 from functools import partial
 from typing import Any
 
@@ -81,6 +83,22 @@ class UserCodeError(RunError):
         where = f"{role} at {step}" if step else role
         super().__init__(reason=f"{where}: {error} ({line})")
 
+    @classmethod
+    def of(cls, error: BaseException, *, role: str, step: str) -> "UserCodeError":
+        """Describe an exception that the user's code raised."""
+        frames = tracebacks.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if not _is_library(frame.filename)] or list(frames)
+        last = theirs[-1] if theirs else None
+        line = "no line is known" if last is None else f'File "{last.filename}", line {last.lineno}, in {last.name}'
+        said = str(error).strip()
+        return cls(
+            role=role,
+            step=step,
+            line=line,
+            error=f"{type(error).__name__}: {said}" if said else type(error).__name__,
+            traceback="".join(tracebacks.format_exception(error)),
+        )
+
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         facts = {name: getattr(self, name) for name in ("role", "step", "line", "error", "traceback")}
         return partial(type(self), **facts), ()
@@ -107,6 +125,21 @@ class DivergedError(RunError):
 
 class LostError(RunError):
     """Roles that the run cannot do without are gone."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out: the machine's trouble, not the code's."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+    )
+
+
+_LIBRARIES = (f"{os.sep}squall{os.sep}", f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}")
+
+
+def _is_library(filename: str) -> bool:
+    return any(part in filename for part in _LIBRARIES) and f"{os.sep}recipes{os.sep}" not in filename
 
 
 class CorruptError(_Explained):

@@ -37,7 +37,6 @@ class Schedule:
     epochs: int | None = 2
     steps: int | None = None
     warm_start: int = 0
-    time_s: float | None = None
     ahead: int = 1
     pace: Pace = field(default_factory=Pace)
     faults: tuple[Fault, ...] = ()
@@ -132,7 +131,6 @@ def build(schedule: Schedule, told: list[object], watch: Callable[[str, Machine,
         num_replicas=schedule.num_replicas,
         num_shards=schedule.num_shards,
         settled=BlockSet(),
-        time_s=schedule.time_s,
         patience=Patience(start_s=20.0, first_s=30.0),
     )
     shards = [

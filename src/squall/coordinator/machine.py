@@ -219,7 +219,6 @@ class CoordinatorMachine(Machine):
         plan: the blocks of this stage.
         num_replicas, num_shards: how many are expected. Only shards that hold a slice count.
         settled: blocks that all slices have already (a resumed run); taken over.
-        time_s: end the stage after this long [seconds from the first lease]; None: no bound.
     """
 
     TABLE = {
@@ -263,7 +262,6 @@ class CoordinatorMachine(Machine):
         num_replicas: int,
         num_shards: int,
         settled: BlockSet,
-        time_s: float | None = None,
         patience: Patience | None = None,
     ) -> None:
         super().__init__(Phase.STARTING)
@@ -275,7 +273,6 @@ class CoordinatorMachine(Machine):
         self.members: dict[int, Member] = {}
         self.why = ""
         self.started_at: float | None = None
-        self._time_s = time_s
         self._patience = patience or Patience()
         self._began: float | None = None  # when the first event came
         self._lost_early: set[int] = set()  # before the start, which does not wait for them
@@ -623,9 +620,6 @@ class CoordinatorMachine(Machine):
         return (*(Report(event=left) for left in named), *self._go_on(event.now))
 
     def _tick_running(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
-        if self._time_s is not None and self.started_at is not None:
-            if event.now - self.started_at >= self._time_s:
-                return self._leave(event.now, "time") + self._end_if_empty()
         for member in self.members.values():
             is_due = bool(member.leases) or not member.parked
             if is_due and not member.is_overdue and event.now - member.heard > self._deadline(member):

@@ -208,6 +208,7 @@ def downpour(loop: DownpourLoop) -> Loop:
             not_finite=computed.not_finite,
             loss_sum=loss_sum,
             examples=examples,
+            staleness=_staleness(based_on, exchanged),
         )
         tickets.append((yield from _ask(finished)))
 
@@ -229,6 +230,13 @@ def _ask(
 def _minibatches(states: Mapping[int, SliceState]) -> int:
     """What a schedule has counted at the fetched point; slices may differ, the furthest one speaks."""
     return max((state.minibatches for state in states.values()), default=0)
+
+
+def _staleness(based_on: Mapping[int, int], exchanged: Exchanged) -> float:
+    """Mean over the slices that applied the push: version before it, less what it was based on."""
+    applied = [number for number, outcome in exchanged.outcomes.items() if outcome is Outcome.APPLIED]
+    total = sum(exchanged.states[number].version - 1 - based_on[number] for number in applied)
+    return total / len(applied) if applied else 0.0
 
 
 def _overall(outcomes: Mapping[int, Outcome]) -> Outcome:

@@ -123,6 +123,7 @@ class Finished:
         not_finite: the first tensor whose gradient was not finite; empty if all were finite.
         loss_sum: sum over the minibatches of their mean losses.
         examples: examples computed.
+        staleness: of the push, mean over the slices that applied it [updates].
     """
 
     block: Block
@@ -131,6 +132,7 @@ class Finished:
     not_finite: str
     loss_sum: float
     examples: int
+    staleness: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,100 @@
+"""One shard's slices on disk: values, rule state and books in one file, whole or not at all."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from squall.blocks import BlockSet
+from squall.errors import CorruptError
+from squall.model.layout import SliceSpec
+from squall.observe.files import write_atomic
+from squall.rules.apply import SliceState
+from squall.shard.machine import SliceBook
+
+FORMAT = "squall-slices"
+
+
+def write_slices(path: Path, states: Sequence[SliceState], books: Sequence[SliceBook]) -> None:
+    """Write slices with their books; `path` holds the old file or the new one, never a part."""
+    by_number = {book.slice: book for book in books}
+    tensors: dict[str, Tensor] = {}
+    told: list[dict[str, Any]] = []
+    for state in states:
+        number = state.spec.slice
+        tensors[f"{number}.params"] = state.params
+        tensors[f"{number}.steps"] = torch.from_numpy(state.steps)
+        for name, slot in state.slots.items():
+            tensors[f"{number}.slot.{name}"] = slot
+        told.append(_book_to_json(by_number[number]) | {"slots": sorted(state.slots)})
+    metadata = {"format": FORMAT, "version": "1", "books": json.dumps(told)}
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
+
+
+def read_slices(path: Path, specs: Sequence[SliceSpec]) -> tuple[list[SliceState], list[SliceBook]]:
+    """Read what `write_slices` wrote.
+
+    Args:
+        specs: the slices that the file must hold, as the checkpoint's layout has them.
+
+    Raises:
+        CorruptError: the file is torn, foreign, or holds other slices.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if metadata.get("format") != FORMAT or metadata.get("version") != "1":
+            raise ValueError(f"format {metadata.get('format')!r}, version {metadata.get('version')!r}")
+        told = {entry["slice"]: entry for entry in json.loads(metadata["books"])}
+        states = [_state(spec, tensors, told[spec.slice]["slots"]) for spec in specs]
+        books = [_book_from_json(told[spec.slice]) for spec in specs]
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise CorruptError(
+            subject=str(path),
+            expected=f"the slices {[spec.slice for spec in specs]} of a shard",
+            got=f"{type(error).__name__}: {error}",
+        ) from error
+    return states, books
+
+
+def _state(spec: SliceSpec, tensors: dict[str, Tensor], slots: list[str]) -> SliceState:
+    number = spec.slice
+    params = tensors[f"{number}.params"]
+    if params.shape != (spec.size,) or str(params.dtype) != f"torch.{spec.dtype}":
+        raise ValueError(f"slice {number} has shape {tuple(params.shape)} and {params.dtype}")
+    return SliceState(
+        spec=spec,
+        params=params,
+        slots={name: tensors[f"{number}.slot.{name}"] for name in slots},
+        steps=np.array(tensors[f"{number}.steps"].numpy(), dtype=np.int64),
+        minibatches=0,
+    )
+
+
+def _book_to_json(book: SliceBook) -> dict[str, Any]:
+    return {
+        "slice": book.slice,
+        "partition": book.partition,
+        "version": book.version,
+        "minibatches": book.minibatches,
+        "settled": book.settled.entries(),
+        "refused": book.refused.entries(),
+    }
+
+
+def _book_from_json(told: dict[str, Any]) -> SliceBook:
+    return SliceBook(
+        slice=told["slice"],
+        partition=told["partition"],
+        version=told["version"],
+        minibatches=told["minibatches"],
+        settled=BlockSet(tuple(tuple(entry) for entry in told["settled"])),
+        refused=BlockSet(tuple(tuple(entry) for entry in told["refused"])),
+    )

@@ -1,0 +1,107 @@
+"""What a shard does with tensors: it runs the update rule on its slices and writes new values through.
+
+The gradient is read where the worker left it, and the new values are written, chunk by chunk as the rule
+produces them, into the worker's parameter buffer that is not in use. Nothing else copies.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from squall.rules.apply import SliceState, apply_
+from squall.rules.rule import Rule
+from squall.shard.machine import Applied, Apply, NotFinite, Worker, WriteOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """Memory that a worker and this shard share, by slice.
+
+    Attributes:
+        gradients: written by the worker, read here while its push is pending.
+        buffers: the two parameter buffers, written here.
+    """
+
+    gradients: Mapping[int, Tensor]
+    buffers: Sequence[Mapping[int, Tensor]]
+
+
+class ShardTensors:
+    """The slices of one shard and the only code that writes them.
+
+    Args:
+        states: the slices; taken over.
+        rule: how a push changes them.
+        recorder: keeps every applied gradient, if the run records.
+    """
+
+    def __init__(self, *, states: Sequence[SliceState], rule: Rule, recorder: "PushRecorder | None" = None) -> None:
+        self.states = {state.spec.slice: state for state in states}
+        self._rule = rule
+        self._recorder = recorder
+        self._memory: dict[tuple[int, int], WorkerMemory] = {}
+
+    def attach(self, worker: Worker, memory: WorkerMemory) -> None:
+        self._memory[worker.place] = memory
+
+    def detach(self, worker: Worker) -> None:
+        self._memory.pop(worker.place, None)
+
+    def apply(self, effect: Apply) -> Applied | NotFinite:
+        push = effect.push
+        memory = self._memory[effect.sender.place]
+        absent = frozenset(push.absent)
+        for number in effect.slices:
+            gradient = memory.gradients[number]
+            bad = apply_(
+                self.states[number],
+                self._rule,
+                gradient,
+                absent=absent,
+                minibatches=push.minibatches,
+                out=None if push.into is None else memory.buffers[push.into][number],
+            )
+            if bad is not None:
+                return NotFinite(tensor=bad)
+            if self._recorder is not None:
+                self._recorder.keep(number, gradient, self._missing(number, absent))
+        return Applied()
+
+    def _missing(self, number: int, absent: frozenset[int]) -> list[slice]:
+        segments = self.states[number].spec.segments
+        return [slice(segment.start, segment.stop) for segment in segments if segment.tensor in absent]
+
+    def write_out(self, effect: WriteOut) -> None:
+        buffers = self._memory[effect.to.place].buffers
+        for number in effect.slices:
+            buffers[effect.into][number].copy_(self.states[number].params)
+
+
+class PushRecorder:
+    """Appends each applied gradient to one raw little-endian file per slice: row v - 1 made version v.
+
+    What a push had no gradient for is written as zeros.
+    """
+
+    def __init__(self, directory: Path, slices: Sequence[int]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._files: dict[int, BinaryIO] = {
+            number: open(directory / f"slice{number}.bin", "ab") for number in slices  # noqa: SIM115
+        }
+
+    def keep(self, number: int, gradient: Tensor, missing: Sequence[slice]) -> None:
+        if missing:
+            gradient = gradient.clone()
+            for part in missing:
+                gradient[part] = 0
+        self._files[number].write(memoryview(gradient.numpy()).cast("B"))
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+

@@ -1,0 +1,236 @@
+"""A checkpoint: the files of all shards, and a manifest that is written last and says what they must be."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from squall.blocks import BlockSet
+from squall.errors import ConfigError, CorruptError
+from squall.model.install import assemble, split
+from squall.model.layout import Layout
+from squall.observe.files import sha256_file, sync_directory, write_atomic
+from squall.rules.apply import SliceState
+from squall.shard.machine import SliceBook
+from squall.shard.store import read_slices
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A verified checkpoint in memory.
+
+    Attributes:
+        layout: of the run that wrote it.
+        states, books: one for each of its slices, in order.
+        minibatches: done at that point.
+        time_s: of the run at that point [seconds].
+        identity: what decides which examples a position means; a resumed run must have the same.
+        starts: how often the run had been started before.
+    """
+
+    layout: Layout
+    states: tuple[SliceState, ...]
+    books: tuple[SliceBook, ...]
+    minibatches: int
+    time_s: float
+    identity: Mapping[str, Any]
+    starts: int
+
+    @property
+    def settled(self) -> BlockSet:
+        """Positions that every slice has: what a resumed run need not do again."""
+        if not self.books:
+            return BlockSet()
+        return intersection([book.settled for book in self.books])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The trained tensors by name."""
+        return assemble(self.layout, [state.params for state in self.states])
+
+
+def intersection(sets: Sequence[BlockSet]) -> BlockSet:
+    """Positions that are in all of the sets.
+
+    >>> one, other = BlockSet(((0, 0, 0, 5),)), BlockSet(((0, 0, 2, 3), (0, 0, 4, 9)))
+    >>> intersection([one, other]).entries()
+    ((0, 0, 2, 3), (0, 0, 4, 5))
+    """
+    first, *others = sets
+    entries = first.entries()
+    for other in others:
+        entries = tuple(
+            (stage, epoch, max(a, c), min(b, d))
+            for stage, epoch, a, b in entries
+            for c, d in other.of(stage, epoch)
+            if max(a, c) < min(b, d)
+        )
+    return BlockSet(entries)
+
+
+def finish_checkpoint(
+    folder: Path,
+    *,
+    layout: Layout,
+    minibatches: int,
+    time_s: float,
+    identity: Mapping[str, Any],
+    starts: int,
+) -> None:
+    """Write the manifest over files that all shards have written to `folder`."""
+    files = {path.name: sha256_file(path) for path in sorted(folder.glob("shard*.safetensors"))}
+    manifest = {
+        "format": "squall-checkpoint",
+        "version": 1,
+        "minibatches": minibatches,
+        "time_s": time_s,
+        "identity": dict(identity),
+        "starts": starts,
+        "layout": layout.to_json(),
+        "files": files,
+    }
+    text = json.dumps(manifest, indent=1)
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    write_atomic(folder / MANIFEST, json.dumps({"sha256": seal, "manifest": manifest}, indent=1))
+    sync_directory(folder.parent)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Load a checkpoint after checking every byte of it.
+
+    Raises:
+        CorruptError: something is missing, torn or altered; named.
+    """
+    manifest = _read_manifest(folder / MANIFEST)
+    layout = Layout.from_json(manifest["layout"])
+    states: list[SliceState] = []
+    books: list[SliceBook] = []
+    for shard in range(layout.num_shards):
+        specs = layout.slices_of(shard)
+        if not specs:
+            continue
+        path = folder / shard_file(shard)
+        _check_sum(path, manifest["files"].get(path.name))
+        own_states, own_books = read_slices(path, specs)
+        for state, book in zip(own_states, own_books, strict=True):
+            state.minibatches = book.minibatches
+        states += own_states
+        books += own_books
+    order = sorted(range(len(states)), key=lambda index: states[index].spec.slice)
+    return Checkpoint(
+        layout=layout,
+        states=tuple(states[index] for index in order),
+        books=tuple(books[index] for index in order),
+        minibatches=manifest["minibatches"],
+        time_s=manifest["time_s"],
+        identity=manifest["identity"],
+        starts=manifest["starts"],
+    )
+
+
+def shard_file(shard: int) -> str:
+    return f"shard{shard}.safetensors"
+
+
+def newest_checkpoint(checkpoints: Path) -> Checkpoint:
+    """The newest complete checkpoint of a run. A newer one that was never finished is passed over.
+
+    Raises:
+        ConfigError: there is none.
+        CorruptError: the newest complete one has been altered.
+    """
+    complete = sorted((path.parent for path in checkpoints.glob(f"*/{MANIFEST}")), key=lambda path: int(path.name))
+    if not complete:
+        raise ConfigError(
+            subject=f"{checkpoints}",
+            expected="a complete checkpoint",
+            got="none",
+            remedy="The run ended before it could write one: start it anew with another out=.",
+        )
+    return read_checkpoint(complete[-1])
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        outer = json.loads(path.read_text())
+        manifest = outer["manifest"]
+        if hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest() != outer["sha256"]:
+            raise ValueError("its checksum does not fit")
+        if manifest["format"] != "squall-checkpoint" or manifest["version"] != 1:
+            raise ValueError(f"format {manifest['format']!r}, version {manifest['version']!r}")
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CorruptError(
+            subject=str(path), expected="a checkpoint's manifest", got=f"{type(error).__name__}: {error}"
+        ) from error
+    return dict(manifest)
+
+
+def _check_sum(path: Path, expected: str | None) -> None:
+    try:
+        got = sha256_file(path)
+    except OSError as error:
+        got = f"{type(error).__name__}"
+    if got != expected:
+        raise CorruptError(
+            subject=str(path), expected=f"the checksum {expected} that the manifest lists", got=got
+        )
+
+
+def relaid(checkpoint: Checkpoint, layout: Layout) -> tuple[list[SliceState], list[SliceBook]]:
+    """The checkpoint's slices cut anew, for another number of shards.
+
+    Raises:
+        ConfigError: its slices hold different blocks, so that a new cut would belong to no one state.
+    """
+    old = checkpoint.layout
+    if old == layout:
+        return list(checkpoint.states), list(checkpoint.books)
+    settled = {book.settled.entries() for book in checkpoint.books}
+    if len(settled) > 1:
+        raise ConfigError(
+            subject="resuming with another number of shards",
+            expected="a checkpoint whose slices all hold the same blocks",
+            got="one that was written while a block was under way",
+            remedy=f"Resume with shards={old.num_shards} until the run has ended, then change the number.",
+        )
+    names = sorted({name for state in checkpoint.states for name in state.slots})
+    params = _cut_anew(old, layout, [state.params for state in checkpoint.states])
+    slots = {name: _cut_anew(old, layout, [state.slots[name] for state in checkpoint.states]) for name in names}
+    steps = {
+        segment.tensor: int(count)
+        for state in checkpoint.states
+        for segment, count in zip(state.spec.segments, state.steps, strict=True)
+    }
+    book = checkpoint.books[0]
+    states = []
+    for spec in layout.slices:
+        state = SliceState(
+            spec=spec,
+            params=params[spec.slice],
+            slots={name: slots[name][spec.slice] for name in names},
+            steps=torch.tensor([steps[segment.tensor] for segment in spec.segments], dtype=torch.int64).numpy(),
+            minibatches=book.minibatches,
+        )
+        states.append(state)
+    version = max(own.version for own in checkpoint.books)
+    books = [
+        SliceBook(
+            spec.slice, spec.partition, version, book.minibatches, book.copy().settled, book.copy().refused
+        )
+        for spec in layout.slices
+    ]
+    return states, books
+
+
+def _cut_anew(old: Layout, new: Layout, vectors: Sequence[Tensor]) -> list[Tensor]:
+    flat = {}
+    for dtype in old.space.dtypes:
+        parts = sorted((spec for spec in old.slices if spec.dtype == dtype), key=lambda spec: spec.start)
+        flat[dtype] = torch.cat([vectors[spec.slice] for spec in parts])
+    return split(new, flat)

@@ -1,0 +1,315 @@
+"""One run from job to result: prepare, carry out on a cluster, finish the run directory."""
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, is_dataclass
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from squall.errors import ConfigError, RunError, SquallError
+from squall.model.buffers import set_buffers
+from squall.observe.events import Checkpointed, Ended, Evaluated, Event
+from squall.observe.files import write_atomic
+from squall.observe.ledger import read_ledger
+from squall.observe.metrics import MetricsLog, read_history
+from squall.observe.plots import plan_svg, plot_loss
+from squall.observe.tally import samples_per_second, summarise
+from squall.training.checkpoint import Checkpoint, finish_checkpoint, newest_checkpoint, read_checkpoint
+from squall.training.directory import RunDirectory
+from squall.training.execution import Cluster, Ending, Execution, evaluate_model
+from squall.training.job import Job
+from squall.training.prepare import Prepared, prepare
+from squall.training.recorder import Recorder
+from squall.training.run import Run
+
+Publish = Callable[[Event], None]
+FINISHED = ("steps", "epochs", "time")
+"""Ends that a job asked for."""
+
+
+class StopRequest:
+    """A request to end a run early; the first reason holds."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+
+    def request(self, why: str) -> None:
+        self.why = self.why or why
+
+
+def carry_out(
+    job: Job, *, cluster: Cluster, resume: bool, publish: Publish, stop: StopRequest
+) -> Run:
+    """Run a job to its end.
+
+    Args:
+        cluster: where.
+        resume: go on from the newest checkpoint of the job's directory.
+        publish: called with every event.
+        stop: ask it to end early; a run so ended can be resumed.
+
+    Raises:
+        ConfigError: before anything has started.
+        RunError: the run could not finish; its directory says what happened.
+    """
+    began = monotonic()
+    checkpoint = _checkpoint_of(job) if resume else None
+    prepared = prepare(job, checkpoint)
+    began -= prepared.time_s
+    directory = RunDirectory.open(job.directory) if resume and job.directory else RunDirectory.create(job.directory)
+    _describe(directory, prepared)
+    with MetricsLog(directory.metrics) as log:
+        recorder = _recorder(prepared, log, publish)
+        execution = Execution(
+            prepared=prepared,
+            directory=directory,
+            recorder=recorder,
+            checkpoint=_checkpoint_name(directory),
+            may_go_on=lambda: stop.why,
+            began=began,
+        )
+        try:
+            ending = cluster.run(execution)
+            model = _finish(execution, ending)
+        except SquallError as error:
+            why = "diverged" if "diverged" in str(error) else "failed"
+            _write_result(execution, why=why, error=str(error), speed_of=None)
+            recorder.happened(Ended(time_s=execution.now(), why=why, error=str(error)))
+            raise
+        recorder.tick(execution.now(), final=True)
+        _write_result(execution, why=ending.why, error=None, speed_of=prepared)
+        recorder.happened(Ended(time_s=execution.now(), why=ending.why))
+    plot_loss(read_history(directory.metrics), directory.loss_plot, _title(prepared))
+    return Run(directory, job, model)
+
+
+# Before ----------------------------------------------------------------------------------------------------
+
+
+def _checkpoint_of(job: Job) -> Checkpoint:
+    if job.directory is None:
+        raise ConfigError(
+            subject="resume=True", expected="out=, the directory of the run to go on with", got="out=None"
+        )
+    return newest_checkpoint(RunDirectory.open(job.directory).checkpoints)
+
+
+def _checkpoint_name(directory: RunDirectory) -> str:
+    """One more than the newest, so that the newest stays whole until this one is."""
+    numbers = [int(path.name) for path in directory.checkpoints.iterdir() if path.name.isdigit()]
+    return f"{max(numbers, default=0) + 1:06d}"
+
+
+def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish) -> Recorder:
+    job = prepared.job
+    per_epoch = prepared.plan.minibatches_per_epoch
+    return Recorder(
+        log=log,
+        publish=publish,
+        total_minibatches=prepared.plan.total,
+        minibatches=prepared.settled.num_minibatches,
+        evaluate_every=job.evaluate_every * per_epoch if prepared.test is not None else None,
+        roles=tuple(f"replica{replica}.0" for replica in range(job.replicas)),
+        now=prepared.time_s,
+    )
+
+
+def _describe(directory: RunDirectory, prepared: Prepared) -> None:
+    """Write down what was asked for, and how parameters lie on the shards."""
+    job, layout = prepared.job, prepared.layout
+    told: dict[str, Any] = {
+        "recipe": None if job.recipe is None else asdict(job.recipe),
+        "model": type(prepared.model).__name__,
+        "strategy": _plain(job.strategy),
+        "identity": prepared.identity,
+        "layout": layout.layout_json(),
+    }
+    for name in ("replicas", "partitions", "shards", "epochs", "steps", "time_s", "seed", "record", "evaluate_every"):
+        told[name] = getattr(job, name)
+    directory.write_json(directory.job, told)
+    rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
+    write_atomic(directory.plan, plan_svg(rows, replicas=job.replicas, model=told["model"]))
+    if job.record:
+        _begin_record(directory, prepared)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "describe"):
+        return value.describe()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value if isinstance(value, int | float | str | bool | None) else repr(value)
+
+
+def _begin_record(directory: RunDirectory, prepared: Prepared) -> None:
+    """What a replay starts from: the layout and the first values."""
+    directory.pushes.mkdir(exist_ok=True)
+    if prepared.starts:
+        return
+    rows = prepared.layout.layout_json()
+    directory.write_json(directory.pushes / "layout.json", rows)
+    save_file(_trained(prepared), directory.pushes / "initial.safetensors")
+
+
+def _trained(prepared: Prepared) -> dict[str, Tensor]:
+    return {
+        name: parameter.detach().clone().contiguous()
+        for name, parameter in prepared.model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+
+
+# After -----------------------------------------------------------------------------------------------------
+
+
+def _finish(execution: Execution, ending: Ending) -> nn.Module:
+    """Seal the checkpoint, and make the model and what is measured on it."""
+    prepared, directory = execution.prepared, execution.directory
+    folder = directory.checkpoints / execution.checkpoint
+    folder.mkdir(parents=True, exist_ok=True)
+    finish_checkpoint(
+        folder,
+        layout=prepared.layout,
+        minibatches=ending.minibatches,
+        time_s=execution.now(),
+        identity=prepared.identity,
+        starts=prepared.starts,
+    )
+    model = prepared.replicate()
+    with torch.no_grad():
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name, value in read_checkpoint(folder).tensors().items():
+            parameters[name].copy_(value)
+        set_buffers(model, dict(ending.buffers))
+    state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
+    save_file(state, directory.model)
+    execution.recorder.happened(
+        Checkpointed(time_s=execution.now(), path=str(folder), minibatches=ending.minibatches)
+    )
+    rows = [
+        {"sender": sender, "receiver": receiver, "bytes": num_bytes, "messages": messages}
+        for (sender, receiver), (num_bytes, messages) in ending.traffic.items()
+    ]
+    directory.write_json(directory.traffic, rows)
+    if prepared.test is not None and ending.why in FINISHED:
+        _evaluate_last(execution, model, ending)
+    return model.eval()
+
+
+def _evaluate_last(execution: Execution, model: nn.Module, ending: Ending) -> None:
+    recorder = execution.recorder
+    values = evaluate_model(execution.prepared, model)
+    evaluated = Evaluated(
+        time_s=execution.now(), epoch=recorder.epoch, minibatches=ending.minibatches, metrics=values
+    )
+    recorder.happened(evaluated)
+
+
+def _write_result(execution: Execution, *, why: str, error: str | None, speed_of: Prepared | None) -> None:
+    recorder, directory = execution.recorder, execution.directory
+    ledger = read_ledger(directory.ledger)
+    summary = summarise(ledger)
+    progress = recorder.progress(execution.now())
+    job = execution.prepared.job
+    result: dict[str, Any] = {
+        "why": why,
+        "error": error,
+        "train_loss": progress.train_loss,
+        **({} if recorder.last_evaluation is None else recorder.last_evaluation.metrics),
+        "wall_s": execution.now(),
+        "minibatches": recorder.meter.minibatches,
+        "samples_per_second": summary.samples_per_second,
+        "times_one_replica": None if speed_of is None else _times_one_replica(ledger, speed_of),
+        "staleness_mean": summary.staleness_mean,
+        "staleness_variance": summary.staleness_variance,
+        "pushes_applied": summary.applied,
+        "blocks_redone": summary.redone,
+        "blocks_repeated": summary.repeated,
+        "blocks_refused": len(recorder.refused),
+        "refused": [f"{event.block}: {event.why}" for event in recorder.refused],
+        "replicas": job.replicas,
+        "shards": job.shards,
+        "resumed": execution.prepared.starts,
+    }
+    plain = {name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in result.items()}
+    directory.write_json(directory.result, json.loads(json.dumps(plain)))
+
+
+def _times_one_replica(ledger: Any, prepared: Prepared) -> float | None:
+    """Speed after the warm start over speed in it, where one replica works alone; None without a warm start.
+
+    The first minibatches of a process are slow; those of the first half of the warm start are left out.
+    """
+    blocks = prepared.plan.warm_start
+    if blocks < 8 or prepared.job.replicas < 2 or prepared.starts:
+        return None
+    applied = ledger[(ledger["outcome"] == "applied") & (ledger["slice"] == ledger["slice"].min())]
+    if len(applied) < 2 * blocks:
+        return None
+    alone = samples_per_second(applied[blocks // 2 : blocks])
+    together = samples_per_second(applied[blocks:])
+    return together / alone if alone > 0 else None
+
+
+def _title(prepared: Prepared) -> str:
+    job = prepared.job
+    return f"{type(prepared.model).__name__}: {job.replicas} replicas, {job.shards} shards"
+
+
+# In the background -----------------------------------------------------------------------------------------
+
+
+class Handle:
+    """A run that goes on in the background; `squall.start` returns it.
+
+    >>> # for event in handle.events(): print(event)
+    """
+
+    def __init__(self, work: Callable[[Publish, StopRequest], Run]) -> None:
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._stop = StopRequest()
+        self._run: Run | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(work,), name="squall-run", daemon=True)
+        self._thread.start()
+
+    def _work(self, work: Callable[[Publish, StopRequest], Run]) -> None:
+        try:
+            self._run = work(self._events.put, self._stop)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._events.put(None)
+
+    def events(self) -> Iterator[Event]:
+        """Yield what happens, as it happens, until the run is over. For one reader."""
+        while (event := self._events.get()) is not None:
+            yield event
+        self._events.put(None)
+
+    def stop(self) -> None:
+        """Ask the run to end: it waits for acknowledgements, leaves a checkpoint, and can be resumed."""
+        self._stop.request("stopped")
+
+    def result(self, timeout_s: float | None = None) -> Run:
+        """Wait for the end and return the run.
+
+        Raises:
+            RunError: what the run failed with; whatever else was raised in it.
+            TimeoutError: it is still going on after `timeout_s`.
+        """
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the run is still going on after {timeout_s} s")
+        if self._error is not None:
+            raise self._error
+        if self._run is None:
+            raise RunError(reason="the run ended without a result")
+        return self._run

@@ -1,0 +1,176 @@
+"""What a user asks for: one value that says model, data, strategy and cluster."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from squall.errors import ConfigError
+from squall.model.objective import Loss, Metric, Step
+from squall.training.strategies import Downpour, expect_whole, not_built
+
+ModelLike = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Where a job came from, so that the command line can make it again.
+
+    Attributes:
+        name: a recipe's name, or the path of a Python file.
+        function: which function of it.
+        settings: ``("strategy.n_push", "5")`` and the like, as given with ``--set``.
+        hash: sha256 of the file's text.
+    """
+
+    name: str
+    function: str
+    settings: tuple[tuple[str, str], ...]
+    hash: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run, as a value; nothing happens before `squall.fit` or `squall.start`.
+
+    Args:
+        model: an `nn.Module`, which is not changed, or a function that returns one.
+        train: a `squall.data.Source`, a map-style Dataset, a DataLoader (its dataset, batch size, collate
+            function and workers are taken), or any pytree of tensors or arrays with a common first dimension.
+        loss: a name ("cross_entropy", "mse", "l1", "bce_with_logits", "nll"), a loss module, or
+            ``loss(output, target)`` returning the mean over the minibatch.
+        step: instead of `loss`: ``step(model, batch)`` returning the mean, or (sum, weight), for any batch.
+        test: what to evaluate on, of the same kinds as `train`.
+        metrics: name to ``function(output, target)``; cross_entropy brings "accuracy".
+        strategy: how replicas teach one another.
+        replicas, partitions, shards: how many of each; one partition for now.
+        batch_size: examples in a minibatch; a DataLoader's own wins.
+        epochs, steps, time_s: the run ends at whichever comes first; none given: one epoch. `steps` counts
+            minibatches over all replicas.
+        shuffle: draw a new order each epoch.
+        evaluate_every: epochs between evaluations, a float.
+        record: keep every applied gradient in the run directory.
+        cluster: where it runs; None: `squall.Local()`.
+        threads: of torch in each replica; None: cores divided by replicas.
+        seed: of order, randomness and a model function.
+        out: the run directory; None: a temporary one, which the summary names.
+        progress: show the live view.
+
+    Raises:
+        ConfigError: the request contradicts itself or asks for what is not built yet.
+
+    >>> job = Job(nn.Linear(3, 1), train=None, replicas=0)
+    Traceback (most recent call last):
+        ...
+    squall.errors.ConfigError: Job(replicas=): expected a whole number of at least 1, but got 0.
+    """
+
+    model: ModelLike
+    train: Any
+    loss: Loss = "cross_entropy"
+    step: Step | None = None
+    test: Any = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    strategy: Downpour = field(default_factory=Downpour)
+    replicas: int = 2
+    partitions: int = 1
+    shards: int = 1
+    batch_size: int = 64
+    epochs: int | None = None
+    steps: int | None = None
+    time_s: float | None = None
+    shuffle: bool = True
+    data_workers: int = 0
+    clip_norm: float | None = None
+    precision: str | None = None
+    device: str = "cpu"
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    evaluate_every: float = 1.0
+    checkpoint_every: float | None = None
+    keep_best: str | None = None
+    durability: Any = "none"
+    record: bool = False
+    cluster: Any = None
+    threads: int | None = None
+    seed: int = 0
+    out: str | PathLike[str] | None = None
+    progress: bool = True
+    loggers: tuple[Any, ...] = ()
+    recipe: Recipe | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        self._check_kinds()
+        self._check_not_built()
+
+    def _check_counts(self) -> None:
+        for name in ("replicas", "partitions", "shards", "batch_size"):
+            expect_whole(f"Job({name}=)", getattr(self, name), 1)
+        for name in ("epochs", "steps", "threads"):
+            if getattr(self, name) is not None:
+                expect_whole(f"Job({name}=)", getattr(self, name), 1)
+        expect_whole("Job(seed=)", self.seed, 0)
+        for name in ("time_s", "evaluate_every"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | float) or not value > 0):
+                raise ConfigError(subject=f"Job({name}=)", expected="a number above 0", got=repr(value))
+
+    def _check_kinds(self) -> None:
+        if not isinstance(self.model, nn.Module) and not callable(self.model):
+            raise ConfigError(
+                subject="Job(model=)",
+                expected="a torch.nn.Module, or a function that returns one",
+                got=f"a {type(self.model).__name__}",
+            )
+        if isinstance(self.model, type):
+            raise ConfigError(
+                subject="Job(model=)",
+                expected="a torch.nn.Module, or a function that returns one",
+                got=f"the class {self.model.__name__}",
+                remedy=f"Pass {self.model.__name__}(...), or lambda: {self.model.__name__}(...).",
+            )
+        if not isinstance(self.strategy, Downpour):
+            raise ConfigError(
+                subject="Job(strategy=)", expected="squall.Downpour(...)", got=repr(self.strategy)
+            )
+        if self.strategy.steps is not None and self.steps is not None and self.strategy.steps != self.steps:
+            raise ConfigError(
+                subject="Job(steps=) and Downpour(steps=)",
+                expected="one of them, or the same number",
+                got=f"{self.steps} and {self.strategy.steps}",
+            )
+
+    def _check_not_built(self) -> None:
+        defaults = {
+            "partitions": 1,
+            "data_workers": 0,
+            "clip_norm": None,
+            "precision": None,
+            "device": "cpu",
+            "buffers": {},
+            "checkpoint_every": None,
+            "keep_best": None,
+            "durability": "none",
+            "loggers": (),
+        }
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                raise not_built(f"Job({name}=)", repr(default))
+
+    @property
+    def num_steps(self) -> int | None:
+        return self.steps if self.steps is not None else self.strategy.steps
+
+    @property
+    def num_epochs(self) -> int | None:
+        """Passes over the data; one if nothing else bounds the run."""
+        if self.epochs is None and self.num_steps is None and self.time_s is None:
+            return 1
+        return self.epochs
+
+    @property
+    def directory(self) -> Path | None:
+        return None if self.out is None else Path(self.out)

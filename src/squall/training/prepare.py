@@ -1,0 +1,243 @@
+"""From a job to everything that a cluster needs to run it: all derived values, computed once."""
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from squall.blocks import BlockSet
+from squall.coordinator.work import WorkPlan
+from squall.data.minibatches import Minibatches
+from squall.data.source import Loading, as_source
+from squall.errors import ConfigError, ModelError, SquallError, UserCodeError
+from squall.model.buffers import BufferSpace
+from squall.model.install import split
+from squall.model.layout import Layout
+from squall.model.objective import Metric, Objective, accuracy, pair
+from squall.model.parameters import ParameterSpace
+from squall.replica.compute import Task, seed_everything
+from squall.replica.downpour import DownpourLoop
+from squall.rules.apply import SliceState
+from squall.rules.rule import Rule
+from squall.shard.machine import SliceBook
+from squall.training.checkpoint import Checkpoint, relaid
+from squall.training.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job with everything that follows from it.
+
+    Attributes:
+        model: as the run starts from it; belongs to the launcher and is never trained.
+        minibatches, test: what is trained on; what is evaluated on, or None.
+        plan: the blocks of the run.
+        states, books: the slices as the run starts from them, in order.
+        settled: blocks that a resumed run has already.
+        identity: what decides which examples a position means.
+        threads: of torch in each replica.
+        starts: how often this run has been started before.
+        time_s: that the run had taken before [seconds].
+    """
+
+    job: Job
+    model: nn.Module
+    layout: Layout
+    buffers: BufferSpace
+    objective: Objective
+    metrics: Mapping[str, Metric]
+    minibatches: Minibatches
+    test: Minibatches | None
+    plan: WorkPlan
+    rule: Rule
+    local: Rule | None
+    states: tuple[SliceState, ...]
+    books: tuple[SliceBook, ...]
+    settled: BlockSet
+    identity: Mapping[str, Any]
+    threads: int
+    starts: int
+    time_s: float
+
+    @property
+    def loop(self) -> DownpourLoop:
+        strategy = self.job.strategy
+        return DownpourLoop(
+            n_fetch=strategy.n_fetch, n_push=strategy.n_push, has_local_steps=self.local is not None
+        )
+
+    def task(self, model: nn.Module) -> Task:
+        """What a replica computes, with this model as its own."""
+        return Task(
+            model=model,
+            objective=self.objective,
+            minibatches=self.minibatches,
+            layout=self.layout,
+            local=self.local,
+            seed=self.job.seed,
+        )
+
+    def replicate(self) -> nn.Module:
+        """Another model like the run's, sharing no memory with it."""
+        return replicate(self.job, self.model)
+
+
+def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
+    """Check a job against its model and data, and derive what a run needs.
+
+    Raises:
+        ConfigError, DataError, ModelError: before anything is trained.
+    """
+    loading = as_source(job.train, job.batch_size)
+    if loading.num_workers:
+        loading = Loading(source=loading.source, batch_size=loading.batch_size, drop_last=loading.drop_last)
+    minibatches = _minibatches(job, loading, shuffle=job.shuffle)
+    objective = Objective(loss=None if job.step is not None else job.loss, step=job.step)
+    test = _test(job, loading)
+    _check_batch(objective, minibatches)
+
+    model = build(job)
+    space = ParameterSpace.of(model)
+    layout = Layout.balanced(space, job.shards)
+    identity = {
+        "num_examples": loading.source.num_examples,
+        "batch_size": loading.batch_size,
+        "drop_last": loading.drop_last,
+        "shuffle": job.shuffle,
+        "seed": job.seed,
+        "schema": space.schema_hash,
+        "rule": type(job.strategy.rule).__name__,
+    }
+    if checkpoint is None:
+        states, books = _new_slices(layout, model, job.strategy.rule)
+    else:
+        _check_identity(checkpoint.identity, identity)
+        states, books = relaid(checkpoint, layout)
+    return Prepared(
+        job=job,
+        model=model,
+        layout=layout,
+        buffers=BufferSpace.of(model),
+        objective=objective,
+        metrics=_metrics(job, objective),
+        minibatches=minibatches,
+        test=test,
+        plan=_plan(job, minibatches),
+        rule=job.strategy.rule,
+        local=job.strategy.local_rule,
+        states=tuple(states),
+        books=tuple(books),
+        settled=BlockSet() if checkpoint is None else checkpoint.settled,
+        identity=identity,
+        threads=job.threads or max(1, (os.cpu_count() or 1) // job.replicas),
+        starts=0 if checkpoint is None else checkpoint.starts + 1,
+        time_s=0.0 if checkpoint is None else checkpoint.time_s,
+    )
+
+
+def build(job: Job) -> nn.Module:
+    """The job's model: a copy of the one given, or what the function returns under the job's seed."""
+    if isinstance(job.model, nn.Module):
+        return replicate(job, job.model)
+    with torch.random.fork_rng(devices=[]):
+        seed_everything(job.seed)
+        try:
+            model = job.model()
+        except SquallError:
+            raise
+        except Exception as error:
+            raise UserCodeError.of(error, role="the model function", step="") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            subject="the model function",
+            expected="a torch.nn.Module to be returned",
+            got=f"a {type(model).__name__}",
+        )
+    return model
+
+
+def replicate(job: Job, model: nn.Module) -> nn.Module:
+    """Another model like `model`, sharing no memory with it: what is not trained has the same values."""
+    if not isinstance(job.model, nn.Module):
+        other = build(job)
+        other.load_state_dict(model.state_dict())
+        return other
+    try:
+        other = copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            subject="model",
+            expected="one that can be copied",
+            got=f"{type(error).__name__}: {error}",
+            remedy="Pass a function that returns it: model=lambda: Net().",
+        ) from error
+    for parameter in other.parameters():
+        parameter.grad = None
+    return other
+
+
+def _minibatches(job: Job, loading: Loading, *, shuffle: bool) -> Minibatches:
+    return Minibatches(
+        loading.source, loading.batch_size, seed=job.seed, shuffle=shuffle, drop_last=loading.drop_last
+    )
+
+
+def _test(job: Job, loading: Loading) -> Minibatches | None:
+    if job.test is None:
+        return None
+    source = as_source(job.test, max(loading.batch_size, 256))
+    return Minibatches(source.source, source.batch_size, seed=0, shuffle=False)
+
+
+def _metrics(job: Job, objective: Objective) -> dict[str, Metric]:
+    brought = {"accuracy": accuracy} if objective.loss == "cross_entropy" else {}
+    return {**brought, **job.metrics}
+
+
+def _check_batch(objective: Objective, minibatches: Minibatches) -> None:
+    """Look at one batch, so that a wrong shape of it is said before any process starts."""
+    if objective.step is not None:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]):
+            batch, _ = minibatches.load(0, 0)
+    except SquallError:
+        raise
+    except Exception as error:
+        raise UserCodeError.of(error, role="the data set", step="epoch 0, position 0") from error
+    pair(batch)
+
+
+def _plan(job: Job, minibatches: Minibatches) -> WorkPlan:
+    return WorkPlan(
+        stage=0,
+        minibatches_per_epoch=minibatches.num_minibatches,
+        block_length=job.strategy.n_push,
+        epochs=job.num_epochs,
+        steps=job.num_steps,
+        warm_start=job.strategy.warm_start,
+    )
+
+
+def _new_slices(layout: Layout, model: nn.Module, rule: Rule) -> tuple[list[SliceState], list[SliceBook]]:
+    flat: dict[str, Tensor] = {dtype: layout.space.flat(model, dtype) for dtype in layout.space.dtypes}
+    vectors = split(layout, flat)
+    states = [SliceState.create(spec, vectors[spec.slice], rule) for spec in layout.slices]
+    return states, [SliceBook.new(spec.slice, spec.partition) for spec in layout.slices]
+
+
+def _check_identity(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """A resumed run must mean the same examples by the same positions, and the same parameters."""
+    for name, value in new.items():
+        if old.get(name) != value:
+            raise ConfigError(
+                subject=f"resuming: {name}",
+                expected=f"{old.get(name)!r}, as the run began",
+                got=repr(value),
+                remedy="Positions in the data, parameters or rule state would mean something else. "
+                "Resume with the same, or start a new run with another out=.",
+            )

@@ -1,0 +1,149 @@
+"""What a run tells: it turns reports into events, keeps them in the run directory, and passes them on."""
+
+from collections.abc import Callable
+
+from squall.blocks import Block
+from squall.observe.events import (
+    Event,
+    Evaluated,
+    Joined,
+    Left,
+    Link,
+    Progress,
+    Redone,
+    Refused,
+    RoleStatus,
+)
+from squall.observe.meter import ProgressMeter
+from squall.observe.metrics import MetricsLog
+
+SHOWN_EVERY_S = 0.2
+KEPT_EVERY_S = 0.05
+KEPT_SHARE = 1 / 300
+"""A long run keeps a line of progress each time it has become longer by this share."""
+
+
+class Recorder:
+    """Gathers what happens in a run, for people and for `metrics.jsonl`.
+
+    Args:
+        log: where events are kept.
+        publish: called with every event, in order.
+        total_minibatches: at which the run ends, if known.
+        minibatches: done before, in a run that is resumed.
+        evaluate_every: minibatches between evaluations; None: never.
+        roles: everyone who belongs to the run.
+        now: when the run, or this part of it, began [seconds].
+    """
+
+    def __init__(
+        self,
+        *,
+        log: MetricsLog,
+        publish: Callable[[Event], None],
+        total_minibatches: int | None,
+        minibatches: int,
+        evaluate_every: float | None,
+        roles: tuple[str, ...],
+        now: float,
+    ) -> None:
+        self.meter = ProgressMeter(now=now, minibatches=minibatches)
+        self.epoch = 0
+        self.loss_sum = 0.0
+        self.num_closed = 0
+        self.num_redone = 0
+        self.refused: list[Refused] = []
+        self.last_evaluation: Evaluated | None = None
+        self._log = log
+        self._publish = publish
+        self._total = total_minibatches
+        self._evaluate_every = evaluate_every
+        self._evaluated_at = minibatches
+        self._minibatches_of = dict.fromkeys(roles, 0)
+        self._states: dict[str, str] = dict.fromkeys(roles, "starting")
+        self._shown_at = now - SHOWN_EVERY_S
+        self._kept_at = now
+        self._kept_minibatches = minibatches
+
+    def closed(
+        self, now: float, *, role: str, block: Block, examples: int, loss_sum: float, staleness: float
+    ) -> None:
+        """A block is done on every slice."""
+        self.epoch = max(self.epoch, block.epoch)
+        self.num_closed += block.num_minibatches
+        self.loss_sum += loss_sum
+        self._minibatches_of[role] = self._minibatches_of.get(role, 0) + block.num_minibatches
+        self._states[role] = "working"
+        self.meter.add(
+            now,
+            minibatches=block.num_minibatches,
+            examples=examples,
+            loss_sum=loss_sum,
+            staleness=[staleness],  # type: ignore[list-item]
+        )
+
+    def happened(self, event: Event) -> None:
+        """Something that is told once."""
+        match event:
+            case Joined(role=role):
+                self._states[role] = "waiting"
+            case Left(role=role, why=why):
+                self._states[role] = "left" if why in ("steps", "epochs", "time") else "lost"
+            case Redone():
+                self.num_redone += 1
+            case Refused():
+                self.refused.append(event)
+            case Evaluated():
+                self.last_evaluation = event
+        self._log.append(event)
+        self._publish(event)
+
+    def is_evaluation_due(self) -> bool:
+        """Whether so many minibatches are done that another evaluation should begin; says so once."""
+        done = self.meter.minibatches
+        if self._evaluate_every is None or done < self._evaluated_at + self._evaluate_every:
+            return False
+        # From where it should have been, so that lateness does not add up; skipped ones are not made up for.
+        behind = (done - self._evaluated_at) // self._evaluate_every
+        self._evaluated_at += int(behind * self._evaluate_every)
+        return True
+
+    def tick(
+        self, now: float, *, waits: tuple[str, ...] = (), links: tuple[Link, ...] = (), final: bool = False
+    ) -> None:
+        """Time has passed: tell how it goes, if it is time to."""
+        is_shown = final or now - self._shown_at >= SHOWN_EVERY_S
+        is_kept = final or (
+            self.meter.minibatches > self._kept_minibatches
+            and now - self._kept_at >= max(KEPT_EVERY_S, now * KEPT_SHARE)
+        )
+        if not is_shown and not is_kept:
+            return
+        progress = self.progress(now, waits=waits, links=links)
+        if is_kept:
+            self._log.append(progress)
+            self._kept_at, self._kept_minibatches = now, self.meter.minibatches
+        if is_shown:
+            self._publish(progress)
+            self._shown_at = now
+
+    def progress(
+        self, now: float, *, waits: tuple[str, ...] = (), links: tuple[Link, ...] = ()
+    ) -> Progress:
+        roles = tuple(
+            RoleStatus(name=name, state=state, minibatches=self._minibatches_of.get(name, 0))  # type: ignore[arg-type]
+            for name, state in self._states.items()
+        )
+        return self.meter.progress(
+            now,
+            stage=0,
+            epoch=self.epoch,
+            total_minibatches=self._total,
+            links=links,
+            roles=roles,
+            waits=waits,
+        )
+
+    def serving(self, role: str) -> None:
+        """A role that trains nothing is there."""
+        self._states[role] = "working"
