@@ -1,0 +1,253 @@
+"""The ledger: one row for each push that a slice settled, so that what was lost can be counted.
+
+Each role that settles pushes appends to a file of its own, ``<name>.ledger``: one JSON line that says what
+the rows are, then the rows as raw little-endian bytes. A reader puts all files of a directory together.
+"""
+
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from squall.errors import CorruptError
+
+SUFFIX = ".ledger"
+BUFFERED_ROWS = 256
+
+Ledger: TypeAlias = NDArray[np.void]
+
+
+class Outcome(StrEnum):
+    """What became of a push on one slice.
+
+    Attributes:
+        APPLIED: the update rule ran; the slice is one version further.
+        REPEATED: the slice had this block already; nothing changed.
+        NOT_FINITE: a gradient was not finite; nothing changed, another replica may do the block.
+        REFUSED: the block will never be applied to this slice.
+        ROLLED_BACK: the shard came back from an older state, without this block: it takes back one
+            applied row of the same slice and block, with the same examples.
+    """
+
+    APPLIED = "applied"
+    REPEATED = "repeated"
+    NOT_FINITE = "not_finite"
+    REFUSED = "refused"
+    ROLLED_BACK = "rolled_back"
+
+
+class LedgerRow(NamedTuple):
+    """One row; the fields are the ledger's columns, in their order.
+
+    Attributes:
+        shard, slice, partition: where it was settled; `slice` counts over all shards of the run.
+        shard_incarnation: which start of the shard.
+        replica, incarnation: whose push it was, and which start of it; -1 if the coordinator settled it.
+        attempt: the how-many-th time that the block was handed out, from 1.
+        block: the block's number, unique in the run: see `block_id`.
+        stage, epoch, first: the block's name; `first` is its first position in the epoch's order.
+        minibatches, examples: how much of each the push stands for.
+        based_on: the oldest version of the slice that the gradient was computed from [updates].
+        version: of the slice after the push was settled [updates].
+        staleness: version before settling, less `based_on` [updates].
+        outcome: one of `Outcome`.
+        time_s: since the run began, on the clock of the run's host; virtual in a simulation [seconds].
+    """
+
+    shard: int
+    slice: int
+    partition: int
+    shard_incarnation: int
+    replica: int
+    incarnation: int
+    attempt: int
+    block: int
+    stage: int
+    epoch: int
+    first: int
+    minibatches: int
+    examples: int
+    based_on: int
+    version: int
+    staleness: int
+    outcome: str
+    time_s: float
+
+
+_FORMATS = {"outcome": "<U12", "time_s": "<f8"}
+LEDGER_DTYPE: np.dtype[np.void] = np.dtype([(name, _FORMATS.get(name, "<i8")) for name in LedgerRow._fields])
+
+_HEADER = json.dumps({"format": "squall-ledger", "version": 1, "dtype": LEDGER_DTYPE.descr}).encode() + b"\n"
+_NUM_COLUMNS = len(LedgerRow._fields)
+_OUTCOME_AT = LedgerRow._fields.index("outcome")
+_OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
+
+
+_STAGE_BITS, _EPOCH_BITS, _FIRST_BITS = 11, 20, 32
+
+
+def block_id(stage: int, epoch: int, first: int) -> int:
+    """Number a block: no two blocks of one run that differ in an argument share a number.
+
+    The three are packed into the 63 positive bits of an int64, stage highest, so that numbers of
+    one run sort as the blocks do. For a batch method `epoch` is the evaluation and `first` the portion group.
+
+    Args:
+        stage: below 2,048.
+        epoch: below 1,048,576.
+        first: position of the block's first minibatch, below 4,294,967,296.
+
+    Raises:
+        ValueError: an argument is negative or too large to be packed.
+
+    >>> block_id(0, 0, 7), block_id(0, 1, 7), block_id(1, 0, 0) > block_id(0, 1_000_000, 7)
+    (7, 4294967303, True)
+    """
+    if stage >> _STAGE_BITS or epoch >> _EPOCH_BITS or first >> _FIRST_BITS:
+        raise ValueError(
+            f"a block's number needs 0 <= stage < 2**{_STAGE_BITS}, 0 <= epoch < 2**{_EPOCH_BITS} and "
+            f"0 <= first < 2**{_FIRST_BITS}, but got stage={stage}, epoch={epoch}, first={first}"
+        )
+    return (stage << _EPOCH_BITS | epoch) << _FIRST_BITS | first
+
+
+class LedgerWriter:
+    """Appends rows to one file; the only writer of that file.
+
+    Rows gather in memory and go out `BUFFERED_ROWS` at a time. A row survives the death of this process
+    from the next `flush` on, so flush before an acknowledgement that promises so, and whenever there is time.
+    A file that is there already is continued: a row torn by an earlier death is cut off first.
+
+    Args:
+        path: the file, whose name must end in ``.ledger``; its directory must exist.
+
+    Raises:
+        ValueError: the name ends otherwise, so that no reader would find it.
+        CorruptError: the file is there and is no ledger of this version.
+
+    >>> import tempfile
+    >>> columns = dict.fromkeys(LedgerRow._fields, 0) | {"outcome": Outcome.APPLIED, "time_s": 0.5}
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     with LedgerWriter(Path(directory) / "shard0.ledger") as writer:
+    ...         writer.append(LedgerRow(**columns))
+    ...     read_ledger(Path(directory))["outcome"].tolist()
+    ['applied']
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix != SUFFIX:
+            raise ValueError(f"a ledger's file needs the ending {SUFFIX!r}, but got {path.name!r}")
+        self._rows = np.zeros(BUFFERED_ROWS, LEDGER_DTYPE)
+        self._num_rows = 0
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        try:
+            self._start_at_a_whole_row(path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _start_at_a_whole_row(self, path: Path) -> None:
+        with path.open("rb") as file:
+            start = file.read(len(_HEADER))
+        size = os.fstat(self._file.fileno()).st_size
+        _check_header(path, start)
+        if len(start) < len(_HEADER):
+            self._file.truncate(0)
+            self._write(_HEADER)
+        else:
+            self._file.truncate(size - (size - len(_HEADER)) % LEDGER_DTYPE.itemsize)
+
+    def append(self, row: LedgerRow | tuple[Any, ...]) -> None:
+        """Add one row: a `LedgerRow`, or (faster) a plain tuple of its fields in their order.
+
+        Raises:
+            ValueError: the outcome is not one of `Outcome`, or the tuple has another length.
+        """
+        # NumPy would cut a longer word to the width of the column without a sound.
+        if len(row) != _NUM_COLUMNS or row[_OUTCOME_AT] not in _OUTCOMES:
+            raise ValueError(
+                f"a row needs {_NUM_COLUMNS} fields and one of {sorted(_OUTCOMES)}, but got {row!r}"
+            )
+        self._rows[self._num_rows] = row
+        self._num_rows += 1
+        if self._num_rows == BUFFERED_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand all rows so far to the operating system."""
+        self._write(self._rows[: self._num_rows].tobytes())
+        self._num_rows = 0
+
+    def close(self) -> None:
+        """Flush and close; closing again does nothing."""
+        if not self._file.closed:
+            try:
+                self.flush()
+            finally:
+                self._file.close()
+
+    def _write(self, content: bytes) -> None:
+        # A raw file may take less than it is given (a full disk, a signal).
+        rest = memoryview(content)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_ledger(directory: Path) -> Ledger:
+    """Read all ``*.ledger`` files of a directory into one array, in the order of time.
+
+    Rows of one time are ordered by shard, slice and version. A torn last row, left by a writer that died
+    or is still writing, is left out. No file, or no directory: an empty array.
+
+    Returns:
+        a structured array of `LEDGER_DTYPE`, shape (rows,), sorted by (time_s, shard, slice, version).
+
+    Raises:
+        CorruptError: a file has a foreign or altered header, or a row whose outcome does not exist.
+    """
+    parts = [_read_file(path) for path in sorted(directory.glob(f"*{SUFFIX}"))]
+    rows = np.concatenate(parts) if parts else np.zeros(0, LEDGER_DTYPE)
+    return rows[np.lexsort((rows["version"], rows["slice"], rows["shard"], rows["time_s"]))]
+
+
+def _read_file(path: Path) -> Ledger:
+    content = path.read_bytes()
+    _check_header(path, content[: len(_HEADER)])
+    body = content[len(_HEADER) :]
+    rows = np.frombuffer(body, LEDGER_DTYPE, count=len(body) // LEDGER_DTYPE.itemsize)
+    known = np.zeros(len(rows), bool)
+    for outcome in Outcome:
+        known |= rows["outcome"] == str(outcome)
+    if not known.all():
+        raise CorruptError(
+            subject=str(path),
+            expected=f"an outcome out of {', '.join(sorted(_OUTCOMES))} in each row",
+            got=f"other bytes in row {int(np.argmin(known))}",
+            remedy="The file was altered: restore it from a copy, or take it out of the directory.",
+        )
+    return rows
+
+
+def _check_header(path: Path, start: bytes) -> None:
+    """Accept the header, or a beginning of it that a dying writer left; refuse anything else."""
+    if not _HEADER.startswith(start):
+        line = start.splitlines()[0] if start.splitlines() else b""
+        raise CorruptError(
+            subject=str(path),
+            expected=f"the first line {_HEADER[:60].decode()}...",
+            got=repr(line[:60]),
+            remedy="It is no ledger, or one of another version of Squall: move it out of the directory.",
+        )

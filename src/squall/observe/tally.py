@@ -1,0 +1,141 @@
+"""What a ledger adds up to: staleness, work done, work done again, and speed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from squall.observe.ledger import Ledger, Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTally:
+    """What one replica contributed, counted on the run's first slice.
+
+    Attributes:
+        replica: its index.
+        blocks: pushes of it that were applied.
+        minibatches, examples: what these pushes stood for.
+        staleness_mean: of these pushes [updates].
+    """
+
+    replica: int
+    blocks: int
+    minibatches: int
+    examples: int
+    staleness_mean: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSummary:
+    """What a whole ledger says; `summarise` makes it. A block counts once, however many slices it has.
+
+    Attributes:
+        rows: rows of the ledger.
+        applied: blocks that were applied somewhere.
+        redone: applied blocks that had to be handed out more than once.
+        repeated: blocks of which a push came again and changed nothing.
+        refused: blocks that some slice will never apply.
+        not_finite: blocks of which a push was turned away because it was not finite.
+        rolled_back: blocks that a shard lost with its newest state.
+        staleness_mean, staleness_variance: over all applied pushes of all slices; NaN without any [updates].
+        samples_per_second: see `samples_per_second`.
+        replicas: one entry for each replica with an applied push, by index.
+    """
+
+    rows: int
+    applied: int
+    redone: int
+    repeated: int
+    refused: int
+    not_finite: int
+    rolled_back: int
+    staleness_mean: float
+    staleness_variance: float
+    samples_per_second: float
+    replicas: tuple[ReplicaTally, ...]
+
+
+def summarise(ledger: Ledger) -> LedgerSummary:
+    """Add a ledger up.
+
+    >>> from squall.observe.ledger import LEDGER_DTYPE
+    >>> rows = np.zeros(3, LEDGER_DTYPE)
+    >>> rows["outcome"], rows["block"], rows["attempt"] = "applied", [1, 2, 3], [1, 2, 1]
+    >>> summary = summarise(rows)
+    >>> summary.applied, summary.redone, summary.staleness_mean
+    (3, 1, 0.0)
+    """
+    applied = _with_outcome(ledger, Outcome.APPLIED)
+    staleness = applied["staleness"]
+    return LedgerSummary(
+        rows=len(ledger),
+        applied=_num_blocks(applied),
+        redone=_num_blocks(applied[applied["attempt"] > 1]),
+        repeated=_num_blocks(_with_outcome(ledger, Outcome.REPEATED)),
+        refused=_num_blocks(_with_outcome(ledger, Outcome.REFUSED)),
+        not_finite=_num_blocks(_with_outcome(ledger, Outcome.NOT_FINITE)),
+        rolled_back=_num_blocks(_with_outcome(ledger, Outcome.ROLLED_BACK)),
+        staleness_mean=float(staleness.mean()) if len(staleness) else float("nan"),
+        staleness_variance=float(staleness.var()) if len(staleness) else float("nan"),
+        samples_per_second=samples_per_second(ledger),
+        replicas=_tallies(_with_outcome(_first_slice(ledger), Outcome.APPLIED)),
+    )
+
+
+def samples_per_second(ledger: Ledger) -> float:
+    """Speed of a run: examples applied over the time from the first to the last applied push.
+
+    Counted on one slice, since each slice has each block. What came at the first moment only starts the clock:
+    its examples were computed before. What a shard lost and did again counts once. If all came in one moment, it is
+    measured from the run's beginning; 0.0 without any.
+
+    Returns:
+        examples per second of the ledger's clock.
+    """
+    rows = _first_slice(ledger)
+    applied = _with_outcome(rows, Outcome.APPLIED)
+    if not len(applied):
+        return 0.0
+    times = applied["time_s"]
+    start, stop = float(times.min()), float(times.max())
+    counted = applied[times > start] if start < stop else applied
+    lost = int(_with_outcome(rows, Outcome.ROLLED_BACK)["examples"].sum())
+    examples = max(int(counted["examples"].sum()) - lost, 0)
+    duration_s = stop - start if start < stop else stop
+    return examples / duration_s if duration_s > 0 else 0.0
+
+
+def _with_outcome(ledger: Ledger, outcome: Outcome) -> Ledger:
+    chosen: Ledger = ledger[ledger["outcome"] == str(outcome)]
+    return chosen
+
+
+def _num_blocks(rows: Ledger) -> int:
+    return len(np.unique(rows["block"]))
+
+
+def _first_slice(ledger: Ledger) -> Ledger:
+    """The rows of the lowest (shard, slice) that applied anything: every block passes there once."""
+    applied = _with_outcome(ledger, Outcome.APPLIED)
+    if not len(applied):
+        return ledger[:0]
+    shard, slice_ = min(set(zip(applied["shard"].tolist(), applied["slice"].tolist(), strict=True)))
+    where: NDArray[np.bool_] = (ledger["shard"] == shard) & (ledger["slice"] == slice_)
+    return ledger[where]
+
+
+def _tallies(applied: Ledger) -> tuple[ReplicaTally, ...]:
+    tallies = []
+    for replica in np.unique(applied["replica"]).tolist():
+        rows = applied[applied["replica"] == replica]
+        tallies.append(
+            ReplicaTally(
+                replica=replica,
+                blocks=len(rows),
+                minibatches=int(rows["minibatches"].sum()),
+                examples=int(rows["examples"].sum()),
+                staleness_mean=float(rows["staleness"].mean()),
+            )
+        )
+    return tuple(tallies)
