@@ -22,10 +22,10 @@ from squall.observe.ledger import LedgerWriter
 from squall.replica.compute import ReplicaCompute
 from squall.replica.downpour import Compute, Computed, downpour
 from squall.shard.machine import Applied, Apply, NotFinite, Record, Save, ShardMachine, Store, Worker, WriteOut
-from squall.shard.store import write_slices
+from squall.shard.records import ledger_row
+from squall.shard.store import shard_file, write_slices
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
-from squall.training.checkpoint import shard_file
-from squall.training.execution import Ending, Execution, TrafficCount, evaluate_slices, ledger_row
+from squall.training.execution import Ending, Execution, TrafficCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class _Run:
         self._prepared = prepared = execution.prepared
         self._arithmetic = TensorArithmetic(execution)
         self._diverging: Diverging | None = None
-        self._evaluator = prepared.replicate() if prepared.test is not None else None
+        self._evaluator = prepared.replicate() if prepared.evaluation is not None else None
         layout = prepared.layout
         slices = [tuple(spec.slice for spec in layout.slices_of(shard)) for shard in range(layout.num_shards)]
         self._world = World(
@@ -121,14 +121,15 @@ class _Run:
                 self._diverging = self._diverging or effect
 
     def _evaluate(self) -> None:
-        assert self._evaluator is not None
+        evaluation = self._prepared.evaluation
+        assert self._evaluator is not None and evaluation is not None
         recorder = self._execution.recorder
         progress = recorder.progress(self._execution.now())
         vectors = self._arithmetic.vectors()
         versions = tuple(
             book.version for shard in self._world.shards for _, book in sorted(shard.books.items())
         )
-        values = evaluate_slices(self._prepared, self._evaluator, vectors, self._arithmetic.buffers())
+        values = evaluation.of_slices(self._evaluator, vectors, self._arithmetic.buffers())
         recorder.happened(
             Evaluated(
                 time_s=self._execution.now(),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from squall.model.exchange import Arena
+
 _ALIGNMENT = 16
 _HEADER_BYTES = 16
 _MAX_TRIES = 1000
@@ -56,6 +58,17 @@ class BufferSpace:
             return 0
         last = self.specs[-1]
         return last.start + -(-last.num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of shared memory to make for it: some, even if there are no buffers."""
+        return max(_ALIGNMENT, self.num_bytes)
+
+    def memory(self, arena: Arena) -> Tensor:
+        """The arena as `write` and `read` want it; this arena's descriptor is given back."""
+        memory = arena.tensor(torch.uint8, 0, self.arena_bytes)
+        arena.close()
+        return memory
 
     @torch.no_grad()
     def write(self, model: nn.Module, memory: Tensor) -> None:

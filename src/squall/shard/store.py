@@ -21,6 +21,11 @@ from squall.shard.machine import SliceBook
 FORMAT = "squall-slices"
 
 
+def shard_file(shard: int) -> str:
+    """The name of a shard's file in a checkpoint."""
+    return f"shard{shard}.safetensors"
+
+
 def write_slices(path: Path, states: Sequence[SliceState], books: Sequence[SliceBook]) -> None:
     """Write slices with their books; `path` holds the old file or the new one, never a part."""
     by_number = {book.slice: book for book in books}

@@ -17,7 +17,7 @@ from squall.model.layout import Layout
 from squall.observe.files import sha256_file, sync_directory, write_atomic
 from squall.rules.apply import SliceState
 from squall.shard.machine import SliceBook
-from squall.shard.store import read_slices
+from squall.shard.store import read_slices, shard_file
 
 MANIFEST = "manifest.json"
 
@@ -132,10 +132,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         identity=manifest["identity"],
         starts=manifest["starts"],
     )
-
-
-def shard_file(shard: int) -> str:
-    return f"shard{shard}.safetensors"
 
 
 def newest_checkpoint(checkpoints: Path) -> Checkpoint:

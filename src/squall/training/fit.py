@@ -9,12 +9,10 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from squall.errors import ConfigError, RunError, SquallError
-from squall.model.buffers import set_buffers
 from squall.observe.events import Checkpointed, Ended, Evaluated, Event
 from squall.observe.files import write_atomic
 from squall.observe.ledger import read_ledger
@@ -23,7 +21,8 @@ from squall.observe.plots import plan_svg, plot_loss
 from squall.observe.tally import samples_per_second, summarise
 from squall.training.checkpoint import Checkpoint, finish_checkpoint, newest_checkpoint, read_checkpoint
 from squall.training.directory import RunDirectory
-from squall.training.execution import Cluster, Ending, Execution, evaluate_model
+from squall.training.evaluation import load_slices
+from squall.training.execution import Cluster, Ending, Execution
 from squall.training.job import Job
 from squall.training.prepare import Prepared, prepare
 from squall.training.recorder import Recorder
@@ -78,6 +77,8 @@ def carry_out(
         try:
             ending = cluster.run(execution)
             model = _finish(execution, ending)
+            if ending.error is not None:
+                raise ending.error
         except SquallError as error:
             why = "diverged" if "diverged" in str(error) else "failed"
             _write_result(execution, why=why, error=str(error), speed_of=None)
@@ -115,7 +116,7 @@ def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish) -> Recorder
         publish=publish,
         total_minibatches=prepared.plan.total,
         minibatches=prepared.settled.num_minibatches,
-        evaluate_every=job.evaluate_every * per_epoch if prepared.test is not None else None,
+        evaluate_every=job.evaluate_every * per_epoch if prepared.evaluation is not None else None,
         roles=tuple(f"replica{replica}.0" for replica in range(job.replicas)),
         now=prepared.time_s,
     )
@@ -183,11 +184,8 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
         starts=prepared.starts,
     )
     model = prepared.replicate()
-    with torch.no_grad():
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        for name, value in read_checkpoint(folder).tensors().items():
-            parameters[name].copy_(value)
-        set_buffers(model, dict(ending.buffers))
+    vectors = [state.params for state in read_checkpoint(folder).states]
+    load_slices(model, prepared.layout, vectors, ending.buffers)
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
     save_file(state, directory.model)
     execution.recorder.happened(
@@ -198,18 +196,13 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
         for (sender, receiver), (num_bytes, messages) in ending.traffic.items()
     ]
     directory.write_json(directory.traffic, rows)
-    if prepared.test is not None and ending.why in FINISHED:
-        _evaluate_last(execution, model, ending)
+    if prepared.evaluation is not None and ending.why in FINISHED:
+        values = prepared.evaluation.of_model(model)
+        now, epoch = execution.now(), execution.recorder.epoch
+        execution.recorder.happened(
+            Evaluated(time_s=now, epoch=epoch, minibatches=ending.minibatches, metrics=values)
+        )
     return model.eval()
-
-
-def _evaluate_last(execution: Execution, model: nn.Module, ending: Ending) -> None:
-    recorder = execution.recorder
-    values = evaluate_model(execution.prepared, model)
-    evaluated = Evaluated(
-        time_s=execution.now(), epoch=recorder.epoch, minibatches=ending.minibatches, metrics=values
-    )
-    recorder.happened(evaluated)
 
 
 def _write_result(execution: Execution, *, why: str, error: str | None, speed_of: Prepared | None) -> None:

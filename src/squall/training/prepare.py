@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from squall.errors import ConfigError, ModelError, SquallError, UserCodeError
 from squall.model.buffers import BufferSpace
 from squall.model.install import split
 from squall.model.layout import Layout
-from squall.model.objective import Metric, Objective, accuracy, pair
+from squall.model.objective import Objective, accuracy, pair
 from squall.model.parameters import ParameterSpace
 from squall.replica.compute import Task, seed_everything
 from squall.replica.downpour import DownpourLoop
@@ -25,6 +25,7 @@ from squall.rules.apply import SliceState
 from squall.rules.rule import Rule
 from squall.shard.machine import SliceBook
 from squall.training.checkpoint import Checkpoint, relaid
+from squall.training.evaluation import Evaluation
 from squall.training.job import Job
 
 
@@ -34,7 +35,8 @@ class Prepared:
 
     Attributes:
         model: as the run starts from it; belongs to the launcher and is never trained.
-        minibatches, test: what is trained on; what is evaluated on, or None.
+        minibatches: what is trained on.
+        evaluation: what is measured, or None.
         plan: the blocks of the run.
         states, books: the slices as the run starts from them, in order.
         settled: blocks that a resumed run has already.
@@ -49,9 +51,8 @@ class Prepared:
     layout: Layout
     buffers: BufferSpace
     objective: Objective
-    metrics: Mapping[str, Metric]
     minibatches: Minibatches
-    test: Minibatches | None
+    evaluation: Evaluation | None
     plan: WorkPlan
     rule: Rule
     local: Rule | None
@@ -97,7 +98,6 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         loading = Loading(source=loading.source, batch_size=loading.batch_size, drop_last=loading.drop_last)
     minibatches = _minibatches(job, loading, shuffle=job.shuffle)
     objective = Objective(loss=None if job.step is not None else job.loss, step=job.step)
-    test = _test(job, loading)
     _check_batch(objective, minibatches)
 
     model = build(job)
@@ -123,9 +123,8 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         layout=layout,
         buffers=BufferSpace.of(model),
         objective=objective,
-        metrics=_metrics(job, objective),
         minibatches=minibatches,
-        test=test,
+        evaluation=_evaluation(job, loading, objective, layout),
         plan=_plan(job, minibatches),
         rule=job.strategy.rule,
         local=job.strategy.local_rule,
@@ -143,10 +142,15 @@ def build(job: Job) -> nn.Module:
     """The job's model: a copy of the one given, or what the function returns under the job's seed."""
     if isinstance(job.model, nn.Module):
         return replicate(job, job.model)
+    return build_like(job.model, job.seed, {})
+
+
+def build_like(function: Callable[[], nn.Module], seed: int, fixed: Mapping[str, Tensor]) -> nn.Module:
+    """What a model function returns under a seed, with these values for what is not trained."""
     with torch.random.fork_rng(devices=[]):
-        seed_everything(job.seed)
+        seed_everything(seed)
         try:
-            model = job.model()
+            model = function()
         except SquallError:
             raise
         except Exception as error:
@@ -157,15 +161,23 @@ def build(job: Job) -> nn.Module:
             expected="a torch.nn.Module to be returned",
             got=f"a {type(model).__name__}",
         )
+    with torch.no_grad():
+        own = not_trained(model)
+        for name, value in fixed.items():
+            own[name].copy_(value)
     return model
+
+
+def not_trained(model: nn.Module) -> dict[str, Tensor]:
+    """Frozen parameters and buffers, by name; not copies."""
+    frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
+    return {**frozen, **dict(model.named_buffers())}
 
 
 def replicate(job: Job, model: nn.Module) -> nn.Module:
     """Another model like `model`, sharing no memory with it: what is not trained has the same values."""
     if not isinstance(job.model, nn.Module):
-        other = build(job)
-        other.load_state_dict(model.state_dict())
-        return other
+        return build_like(job.model, job.seed, not_trained(model))
     try:
         other = copy.deepcopy(model)
     except Exception as error:
@@ -186,16 +198,17 @@ def _minibatches(job: Job, loading: Loading, *, shuffle: bool) -> Minibatches:
     )
 
 
-def _test(job: Job, loading: Loading) -> Minibatches | None:
+def _evaluation(job: Job, loading: Loading, objective: Objective, layout: Layout) -> Evaluation | None:
     if job.test is None:
         return None
-    source = as_source(job.test, max(loading.batch_size, 256))
-    return Minibatches(source.source, source.batch_size, seed=0, shuffle=False)
-
-
-def _metrics(job: Job, objective: Objective) -> dict[str, Metric]:
+    test = as_source(job.test, max(loading.batch_size, 256))
     brought = {"accuracy": accuracy} if objective.loss == "cross_entropy" else {}
-    return {**brought, **job.metrics}
+    return Evaluation(
+        test=Minibatches(test.source, test.batch_size, seed=0, shuffle=False),
+        objective=objective,
+        metrics={**brought, **job.metrics},
+        layout=layout,
+    )
 
 
 def _check_batch(objective: Objective, minibatches: Minibatches) -> None:

@@ -1,0 +1,90 @@
+"""Where every role's process begins: unpack what the launcher sent, serve, and say what went wrong."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from squall.cluster.payload import Payload, unpack
+from squall.coordinator import server as coordinator
+from squall.errors import ConfigError, LostError, SquallError, UserCodeError
+from squall.replica import runner as replica
+from squall.shard import server as shard
+from squall.training import evaluator
+from squall.training.prepare import build_like
+from squall.wire.connection import Connection
+from squall.wire.control import Failed
+
+EXIT_LOST = 3
+EXIT_OUT_OF_MEMORY = 4
+
+
+def main(arguments: bytes, fds: list[int]) -> None:
+    """Be the role that `arguments` (JSON) names; called in a fresh fork of the zygote.
+
+    Args:
+        fds: the payload's memory, the connection to the launcher, and what the role's own `serve` wants.
+    """
+    settings = json.loads(arguments)
+    launcher = Connection.from_fd(fds[1], "launcher")
+    name = settings["name"]
+    try:
+        load = _load(settings, fds[0])
+        _SERVE[settings["role"]](settings, load, launcher, fds[2:])
+    except LostError as error:
+        print(error, flush=True)
+        raise SystemExit(EXIT_LOST) from None
+    except MemoryError as error:
+        print(f"{name} ran out of memory: {error}", flush=True)
+        raise SystemExit(EXIT_OUT_OF_MEMORY) from None
+    except SquallError as error:
+        launcher.send(_failed(name, error))
+        raise SystemExit(1) from None
+    except ConnectionError as error:
+        print(f"{name} lost a peer: {error}", flush=True)
+        raise SystemExit(EXIT_LOST) from None
+
+
+def _load(settings: dict[str, Any], fd: int) -> dict[str, Any]:
+    payload = Payload(fd=fd, header=bytes.fromhex(settings["header"]))
+    try:
+        load = unpack(payload)
+        payload.close()
+        return _with_model(load)
+    except SquallError:
+        raise
+    except Exception as error:
+        raise UserCodeError.of(error, role=settings["name"], step="") from error
+
+
+def _with_model(load: dict[str, Any]) -> dict[str, Any]:
+    """Make the model here, if what came is a function that makes it."""
+    if "recipe_for_model" in load:
+        model = build_like(**load.pop("recipe_for_model"))
+        if "task" in load:
+            load["task"] = replace(load["task"], model=model)
+        else:
+            load["model"] = model
+    return load  # type: ignore[no-any-return]
+
+
+def _failed(name: str, error: SquallError) -> Failed:
+    if isinstance(error, UserCodeError):
+        return Failed(
+            kind="user",
+            role=error.role,
+            step=error.step,
+            line=error.line,
+            error=error.error,
+            traceback=error.traceback,
+        )
+    kind = "config" if isinstance(error, ConfigError) else "other"
+    return Failed(kind=kind, role=name, step="", line="", error=str(error), traceback="")
+
+
+_SERVE: dict[str, Callable[[dict[str, Any], dict[str, Any], Connection, list[int]], None]] = {
+    "shard": shard.serve,
+    "replica": replica.serve,
+    "coordinator": coordinator.serve,
+    "evaluator": evaluator.serve,
+}

@@ -1,0 +1,238 @@
+"""The process of the coordinator: sockets and a clock around a `CoordinatorMachine`."""
+
+import select
+import time
+from typing import Any
+
+from squall.coordinator.machine import (
+    Closed,
+    CoordinatorEffect,
+    CoordinatorEvent,
+    CoordinatorMachine,
+    Diverging,
+    Ended,
+    FromReplica,
+    FromShard,
+    Joined,
+    Lost,
+    Report,
+    Stop,
+    Tick,
+    ToReplica,
+    ToShard,
+)
+from squall.errors import RemoteProtocolError
+from squall.machines import drive
+from squall.observe import events
+from squall.wire.connection import Connection
+from squall.wire.control import (
+    AttachReplica,
+    AttachShard,
+    ClosedBlock,
+    Closings,
+    DivergedRun,
+    EndedRun,
+    Finish,
+    Happened,
+    Ready,
+    StopRun,
+    Waiting,
+)
+from squall.wire.messages import Ask, Goodbye, Refused
+from squall.wire.messages import Diverged as DivergedAt
+
+TICK_S = 0.25
+TOLD_EVERY_S = 0.05
+MOST_TOLD = 500
+WAITS_TOLD_AFTER_S = 5.0
+
+
+def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
+    """Serve as coordinator until the launcher says to finish.
+
+    Args:
+        settings: "began" (monotonic), "num_replicas", "num_shards".
+        load: "plan" and "settled".
+        launcher: the connection to it.
+        fds: none.
+    """
+    machine = CoordinatorMachine(
+        plan=load["plan"],
+        num_replicas=settings["num_replicas"],
+        num_shards=settings["num_shards"],
+        settled=load["settled"],
+    )
+    CoordinatorServer(machine, launcher, settings["began"]).run()
+
+
+class CoordinatorServer:
+    """Carries out what one `CoordinatorMachine` decides."""
+
+    def __init__(self, machine: CoordinatorMachine, launcher: Connection, began: float) -> None:
+        self._machine = machine
+        self._launcher = launcher
+        self._began = began
+        self._replicas: dict[int, tuple[int, int, Connection]] = {}  # by descriptor: replica, incarnation
+        self._lines: dict[tuple[int, int], Connection] = {}
+        self._shards: dict[int, Connection] = {}
+        self._shard_of: dict[int, int] = {}  # by descriptor
+        self._closings: list[ClosedBlock] = []
+        self._waits: dict[str, float] = {}  # since when
+        self._told_waits: tuple[str, ...] = ()
+        self._is_finished = False
+        self._epoll = select.epoll()
+        self._epoll.register(launcher.fileno(), select.EPOLLIN)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def run(self) -> None:
+        self._launcher.send(Ready())
+        ticked = told = self._now()
+        while not self._is_finished:
+            for fd, _ in self._epoll.poll(TOLD_EVERY_S if self._closings else TICK_S):
+                self._read(fd)
+            now = self._now()
+            if self._closings and (now - told >= TOLD_EVERY_S or len(self._closings) >= MOST_TOLD):
+                told = now
+                self._tell_closings()
+            if now - ticked >= TICK_S:
+                ticked = now
+                self._handle(Tick(now=now))
+                self._tell_waits(now)
+
+    # What arrives ---------------------------------------------------------------------------------------
+
+    def _read(self, fd: int) -> None:
+        if fd in self._replicas:
+            self._read_replica(fd)
+        elif fd in self._shard_of:
+            self._read_shard(fd)
+        else:
+            received = self._launcher.receive()
+            if received is None:
+                raise SystemExit(1)
+            self._obey(*received)
+
+    def _read_replica(self, fd: int) -> None:
+        replica, incarnation, connection = self._replicas[fd]
+        why = "its process is gone"
+        try:
+            received = connection.receive()
+            if received is not None:
+                message = received[0]
+                if not isinstance(message, Ask | Goodbye):
+                    raise RemoteProtocolError(reason=f"a replica sent a {type(message).__name__}")
+                self._handle(
+                    FromReplica(now=self._now(), replica=replica, incarnation=incarnation, message=message)
+                )
+                return
+        except RemoteProtocolError as error:
+            why = f"it broke the protocol: {error}"
+        self._epoll.unregister(fd)
+        del self._replicas[fd], self._lines[replica, incarnation]
+        connection.close()
+        self._handle(Lost(now=self._now(), replica=replica, incarnation=incarnation, why=why))
+
+    def _read_shard(self, fd: int) -> None:
+        shard = self._shard_of[fd]
+        received = self._shards[shard].receive()
+        if received is None:
+            self._epoll.unregister(fd)
+            del self._shards[shard], self._shard_of[fd]
+        elif isinstance(received[0], Refused | DivergedAt):
+            self._handle(FromShard(now=self._now(), shard=shard, message=received[0]))
+
+    def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
+        match message:
+            case AttachReplica(replica=replica, incarnation=incarnation):
+                connection = Connection.from_fd(fds[0], f"replica{replica}.0")
+                self._replicas[connection.fileno()] = (replica, incarnation, connection)
+                self._lines[replica, incarnation] = connection
+                self._epoll.register(connection.fileno(), select.EPOLLIN)
+                self._handle(Joined(now=self._now(), replica=replica, incarnation=incarnation))
+            case AttachShard(shard=shard):
+                self._shards[shard] = connection = Connection.from_fd(fds[0], f"shard{shard}")
+                self._shard_of[connection.fileno()] = shard
+                self._epoll.register(connection.fileno(), select.EPOLLIN)
+            case StopRun(why=why):
+                self._handle(Stop(now=self._now(), why=why))
+            case Finish():
+                self._is_finished = True
+
+    # What the machine wants -----------------------------------------------------------------------------
+
+    def _handle(self, event: CoordinatorEvent) -> None:
+        drive(self._machine, event, self._carry_out)
+
+    def _carry_out(self, effect: CoordinatorEffect) -> None:
+        match effect:
+            case ToReplica(replica=replica, incarnation=incarnation, message=message):
+                self._send(self._lines.get((replica, incarnation)), message)
+            case ToShard(shard=shard, message=message):
+                self._send(self._shards.get(shard), message)
+            case Closed(replica=replica, report=report):
+                self._closings.append(
+                    ClosedBlock(
+                        time_s=self._now(),
+                        replica=replica,
+                        block=report.block,
+                        examples=report.examples,
+                        loss_sum=report.loss_sum,
+                        staleness=report.staleness,
+                    )
+                )
+            case Report(event=event):
+                self._tell_closings()
+                self._launcher.send(_happened(event))
+            case Diverging(what=what, tensor=tensor, block=block):
+                name, number = (tensor, -1) if isinstance(tensor, str) else ("", tensor)
+                self._launcher.send(DivergedRun(what=what, tensor=name, number=number, block=block))
+            case Ended(why=why):
+                self._tell_closings()
+                settled = self._machine.settled.num_minibatches
+                self._launcher.send(EndedRun(why=why, minibatches=settled))
+
+    def _send(self, line: Connection | None, message: Any) -> None:
+        if line is None:
+            return
+        try:
+            line.send(message)
+        except ConnectionError:
+            pass  # its end is read, and told, in its turn
+
+    def _tell_closings(self) -> None:
+        if self._closings:
+            self._launcher.send(Closings(blocks=tuple(self._closings)))
+            self._closings.clear()
+
+    def _tell_waits(self, now: float) -> None:
+        """Pass on what has been waited for long enough to be worth a word."""
+        current = {_cause(wait): wait for wait in self._machine.waits(now)}
+        self._waits = {cause: self._waits.get(cause, now) for cause in current}
+        waits = tuple(
+            wait for cause, wait in current.items() if now - self._waits[cause] >= WAITS_TOLD_AFTER_S
+        )
+        if waits != self._told_waits:
+            self._told_waits = waits
+            self._launcher.send(Waiting(waits=waits))
+
+
+def _cause(wait: str) -> str:
+    """A wait without the seconds in it, which change."""
+    return "".join(letter for letter in wait if not letter.isdigit())
+
+
+def _happened(event: events.Joined | events.Left | events.Redone | events.Refused) -> Happened:
+    kind = type(event).__name__
+    match event:
+        case events.Joined(time_s=time_s, role=role, incarnation=incarnation):
+            return Happened(kind=kind, time_s=time_s, role=role, number=incarnation, block=None, why="")
+        case events.Left(time_s=time_s, role=role, why=why):
+            return Happened(kind=kind, time_s=time_s, role=role, number=0, block=None, why=why)
+        case events.Redone(time_s=time_s, block=block, attempt=attempt, replica=replica, why=why):
+            return Happened(
+                kind=kind, time_s=time_s, role=str(replica), number=attempt, block=block, why=why
+            )
+        case events.Refused(time_s=time_s, block=block, why=why):
+            return Happened(kind=kind, time_s=time_s, role="", number=0, block=block, why=why)

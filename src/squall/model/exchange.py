@@ -1,0 +1,73 @@
+"""The memory that one worker shares with one shard: per slice a gradient and two parameter buffers."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from squall.model.layout import SliceSpec
+
+_ALIGNMENT = 64
+
+
+class Arena(Protocol):
+    """Shared memory that hands out tensors."""
+
+    def tensor(self, dtype: torch.dtype, offset: int, numel: int) -> Tensor: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeViews:
+    """Tensors over shared memory, by slice.
+
+    Attributes:
+        gradients: written by the worker; empty for one that only fetches.
+        buffers: the two parameter buffers, written by the shard.
+    """
+
+    gradients: dict[int, Tensor]
+    buffers: tuple[dict[int, Tensor], dict[int, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePlan:
+    """Where everything lies, computed alike on both sides.
+
+    Attributes:
+        specs: the shard's slices of the worker's partition, in order.
+        has_gradient: False for a worker that only fetches.
+    """
+
+    specs: tuple[SliceSpec, ...]
+    has_gradient: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return max(_ALIGNMENT, self._num_vectors * sum(_aligned(spec.num_bytes) for spec in self.specs))
+
+    @property
+    def _num_vectors(self) -> int:
+        return 3 if self.has_gradient else 2
+
+    def views(self, arena: Arena) -> ExchangeViews:
+        """Tensors of shape (S,) over the arena, which must have `num_bytes`; its descriptor is given back."""
+        start = 0
+        parts: list[dict[int, Tensor]] = []
+        for _ in range(self._num_vectors):
+            part = {}
+            for spec in self.specs:
+                part[spec.slice] = arena.tensor(getattr(torch, spec.dtype), start, spec.size)
+                start += _aligned(spec.num_bytes)
+            parts.append(part)
+        arena.close()
+        return ExchangeViews(
+            gradients=parts[2] if self.has_gradient else {}, buffers=(parts[0], parts[1])
+        )
+
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

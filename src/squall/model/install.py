@@ -1,0 +1,225 @@
+"""The bridge between a model and slice vectors: parameters that live in them, gradients that go into them.
+
+A replica holds each slice twice, in two alternative buffers. While it computes on one of them its shard writes
+the next version into the other; between two minibatches the parameters are swapped over. A parameter that lies
+whole in one slice becomes a view of the vector, so that a swap moves no bytes. One that is split over slices,
+or whose memory order is not C order (``channels_last``, transposed), keeps memory of its own, and a swap copies.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from squall.errors import LocalProtocolError
+from squall.model.layout import Layout, Segment, SliceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Where a range of one tensor lies in slice vectors.
+
+    Attributes:
+        start, stop: the range, in C order of the tensor's logical shape [elements].
+        vector: a view of the slice's vector, shape (stop - start,).
+    """
+
+    start: int
+    stop: int
+    vector: Tensor = field(compare=False, repr=False)
+
+
+def pieces_of(layout: Layout, vectors: Sequence[Tensor]) -> tuple[tuple[Piece, ...], ...]:
+    """Of each tensor of the space, its pieces in order: views of the slices' vectors, ready to be copied to.
+
+    Args:
+        layout: says what lies where.
+        vectors: one vector per slice, shape (size of the slice,), of the slice's dtype.
+    Returns:
+        One tuple per tensor of the space; an empty one for a zero-sized tensor.
+    Raises:
+        LocalProtocolError: the vectors are not those of this layout.
+
+    >>> from squall.model.parameters import ParameterSpace
+    >>> layout = Layout.balanced(ParameterSpace.of(nn.Linear(3, 2)), num_shards=2)
+    >>> pieces_of(layout, [torch.zeros(4), torch.zeros(4)])[1]
+    (Piece(start=0, stop=2), Piece(start=2, stop=6))
+    """
+    _expect_vectors(layout, vectors)
+    pieces: list[list[Piece]] = [[] for _ in layout.space.tensors]
+    for spec in layout.slices:
+        for segment in spec.segments:
+            reach = segment.tensor_range
+            view = _view(vectors[spec.slice], segment)
+            pieces[segment.tensor].append(Piece(start=reach.start, stop=reach.stop, vector=view))
+    return tuple(tuple(sorted(own, key=lambda piece: piece.start)) for own in pieces)
+
+
+class Bound:
+    """A model whose parameters take their values from slice vectors, in one of several buffers.
+
+    Made by `install`. The vectors are the caller's; the model's parameters are this object's, and what they held
+    before is lost to them. Not to be swapped during a minibatch.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]]) -> None:
+        parameters = layout.space.parameters_of(model)
+        private = _PrivateMemory(parameters)
+        # By slice, then by buffer: parameters to point at a view, and memory to copy a piece into.
+        self._views: list[list[list[tuple[nn.Parameter, Tensor]]]] = []
+        self._copies: list[list[list[tuple[Tensor, Tensor]]]] = []
+        # By slice: parameters that are not in C order, and the same values in C order, copied to last.
+        self._reorders = [private.reorders(spec) for spec in layout.slices]
+        for spec in layout.slices:
+            swappable = [segment for segment in spec.segments if _is_view(parameters, segment)]
+            copied = [segment for segment in spec.segments if not _is_view(parameters, segment)]
+            self._views.append([_views(parameters, swappable, b[spec.slice]) for b in buffers])
+            self._copies.append([private.copies(copied, b[spec.slice]) for b in buffers])
+
+    @torch.no_grad()
+    def swap_slice(self, slice: int, buffer: int) -> None:
+        """Take the values of one slice from its vector in `buffer`."""
+        for parameter, view in self._views[slice][buffer]:
+            parameter.data = view
+        for own, piece in self._copies[slice][buffer]:
+            own.copy_(piece)
+        for parameter, ordered in self._reorders[slice]:
+            parameter.copy_(ordered)
+
+    def swap_to(self, buffer: int) -> None:
+        """Take the values of all slices from `buffer`."""
+        for slice in range(len(self._views)):
+            self.swap_slice(slice, buffer)
+
+    @property
+    def num_copied(self) -> int:
+        """How many elements a swap has to copy; the others move with their memory."""
+        return sum(own.numel() for by_buffer in self._copies for own, _ in by_buffer[0])
+
+
+def install(model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]]) -> Bound:
+    """Bind a model's trainable parameters to slice vectors and take their values from the first buffer.
+
+    Parameter objects stay what they are: optimizers, hooks and ties that hold them go on working, as do shapes,
+    strides and ``requires_grad``. Local changes of a parameter that is a view reach the buffer it views.
+
+    Args:
+        model: one that fits ``layout.space``; its parameters are written.
+        layout: says what lies where.
+        buffers: alternative sets of vectors, each with one vector per slice, shape (size of the slice,).
+    Raises:
+        ModelError: the model does not fit the space.
+        LocalProtocolError: the vectors are not those of this layout.
+
+    >>> from squall.model.parameters import ParameterSpace
+    >>> model = nn.Linear(3, 2)
+    >>> layout = Layout.balanced(ParameterSpace.of(model), num_shards=1)
+    >>> bound = install(model, layout, [[torch.zeros(8)], [torch.arange(8.0)]])
+    >>> bound.swap_to(1)
+    >>> model.bias.tolist(), model.weight.tolist()
+    ([0.0, 1.0], [[2.0, 3.0, 4.0], [5.0, 6.0, 7.0]])
+    """
+    for vectors in buffers:
+        _expect_vectors(layout, vectors)
+    bound = Bound(model, layout, buffers)
+    bound.swap_to(0)
+    return bound
+
+
+def split(layout: Layout, flat: Mapping[str, Tensor]) -> list[Tensor]:
+    """Cut the flat vector of each dtype into fresh vectors, one per slice.
+
+    >>> from squall.model.parameters import ParameterSpace
+    >>> model = nn.Linear(3, 2)
+    >>> space = ParameterSpace.of(model)
+    >>> vectors = split(Layout.balanced(space, num_shards=3), {"float32": space.flat(model, "float32")})
+    >>> [len(vector) for vector in vectors]
+    [3, 2, 3]
+    """
+    for dtype in layout.space.dtypes:
+        _expect_vector(f"flat vector of {dtype}", flat[dtype], layout.space.numel(dtype), dtype)
+    return [flat[spec.dtype][spec.start : spec.stop].clone() for spec in layout.slices]
+
+
+def assemble(layout: Layout, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Rebuild every trainable tensor from the slices' vectors: the trained part of a state dict.
+
+    Returns:
+        A fresh contiguous tensor per name. Tied names share one, as they do in ``model.state_dict()``.
+    """
+    tensors: dict[str, Tensor] = {}
+    for spec, pieces in zip(layout.space.tensors, pieces_of(layout, vectors), strict=True):
+        whole = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype))
+        for piece in pieces:
+            whole[piece.start : piece.stop].copy_(piece.vector)
+        tensors |= dict.fromkeys((spec.name, *spec.aliases), whole.view(spec.shape))
+    return tensors
+
+
+class _PrivateMemory:
+    """The memory of parameters that cannot be views of a slice's vector."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._ordered: dict[int, Tensor] = {}
+
+    def copies(self, segments: Sequence[Segment], vector: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Pairs of memory in C order and the piece of the slice's vector that belongs there."""
+        pairs = []
+        for segment in segments:
+            reach = segment.tensor_range
+            pairs.append((self._memory(segment.tensor)[reach.start : reach.stop], _view(vector, segment)))
+        return pairs
+
+    def reorders(self, spec: SliceSpec) -> list[tuple[nn.Parameter, Tensor]]:
+        """The slice's parameters in another memory order, each with its values in C order and logical shape."""
+        strange = [s.tensor for s in spec.segments if not self._parameters[s.tensor].is_contiguous()]
+        return [
+            (self._parameters[tensor], self._memory(tensor).view(self._parameters[tensor].shape))
+            for tensor in strange
+        ]
+
+    def _memory(self, tensor: int) -> Tensor:
+        """A parameter's own memory if that is in C order, else a vector of its size to be reordered from."""
+        if tensor not in self._ordered:
+            parameter = self._parameters[tensor]
+            if parameter.is_contiguous():
+                # Fresh memory: what it has now may be part of a slice that it was bound to before.
+                parameter.data = parameter.detach().clone()
+            self._ordered[tensor] = parameter.detach().contiguous().view(-1)
+        return self._ordered[tensor]
+
+
+def _is_view(parameters: Sequence[nn.Parameter], segment: Segment) -> bool:
+    parameter = parameters[segment.tensor]
+    return segment.size == parameter.numel() and parameter.is_contiguous()
+
+
+def _views(
+    parameters: Sequence[nn.Parameter], segments: Sequence[Segment], vector: Tensor
+) -> list[tuple[nn.Parameter, Tensor]]:
+    owners = [parameters[segment.tensor] for segment in segments]
+    return [(own, _view(vector, seg).view(own.shape)) for own, seg in zip(owners, segments, strict=True)]
+
+
+def _view(vector: Tensor, segment: Segment) -> Tensor:
+    return vector[segment.start : segment.stop]
+
+
+def _expect_vectors(layout: Layout, vectors: Sequence[Tensor]) -> None:
+    if len(vectors) != len(layout.slices):
+        raise LocalProtocolError(
+            reason=f"slice vectors: expected {len(layout.slices)} of them, but got {len(vectors)}"
+        )
+    for spec, vector in zip(layout.slices, vectors, strict=True):
+        _expect_vector(f"vector of slice {spec.slice}", vector, spec.size, spec.dtype)
+
+
+def _expect_vector(what: str, vector: Tensor, size: int, dtype: str) -> None:
+    got = (tuple(vector.shape), str(vector.dtype).removeprefix("torch."), vector.is_contiguous())
+    if got != ((size,), dtype, True):
+        raise LocalProtocolError(
+            reason=f"{what}: expected shape ({size},), {dtype}, contiguous, but got shape {got[0]}, {got[1]}, "
+            f"{'contiguous' if got[2] else 'with gaps'}"
+        )

@@ -1,0 +1,145 @@
+"""The process of one worker: sockets and a model around a `ReplicaSession`."""
+
+import select
+import signal
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from squall.errors import LostError
+from squall.model.buffers import BufferSpace
+from squall.model.exchange import ExchangePlan
+from squall.replica.compute import ReplicaCompute, Task
+from squall.replica.downpour import Compute, downpour
+from squall.replica.session import (
+    FromCoordinator,
+    FromShard,
+    Quit,
+    ReplicaSession,
+    SessionEffect,
+    SessionEvent,
+    ShardSlices,
+    Started,
+    Swap,
+    ToCoordinator,
+    ToShard,
+)
+from squall.wire.connection import Connection
+from squall.wire.control import Ready
+from squall.wire.memory import SharedArena
+from squall.wire.messages import Recall
+
+
+def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
+    """Train as one worker until the coordinator says to leave.
+
+    Args:
+        settings: "name"; "threads"; "shards", the shards with slices of this worker's partition.
+        load: "task" and "loop".
+        launcher: the connection to it.
+        fds: the connection to the coordinator, the memory for the model's buffers, then for each of "shards" its
+            connection and the memory shared with it.
+    """
+    torch.set_num_threads(settings["threads"])
+    ReplicaRunner(settings, load, launcher, fds).run()
+
+
+class ReplicaRunner:
+    """Carries out what one `ReplicaSession` decides."""
+
+    def __init__(
+        self, settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]
+    ) -> None:
+        self.name: str = settings["name"]
+        task: Task = load["task"]
+        layout = task.layout
+        self._launcher = launcher
+        self._coordinator = Connection.from_fd(fds[0], "coordinator")
+        self._buffer_space = BufferSpace.of(task.model)
+        self._buffer_memory = self._buffer_space.memory(
+            SharedArena.attach(fds[1], self._buffer_space.arena_bytes, writable=True)
+        )
+        self._model = task.model
+        self._shards: dict[int, Connection] = {}
+        gradients: dict[int, Tensor] = {}
+        buffers: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
+        for index, shard in enumerate(settings["shards"]):
+            connection_fd, arena_fd = fds[2 + 2 * index : 4 + 2 * index]
+            self._shards[shard] = Connection.from_fd(connection_fd, f"shard{shard}")
+            plan = ExchangePlan(layout.slices_of(shard), has_gradient=True)
+            arena = SharedArena.attach(arena_fd, plan.num_bytes, writable=True)
+            views = plan.views(arena)
+            gradients |= views.gradients
+            for mine, theirs in zip(buffers, views.buffers, strict=True):
+                mine.update(theirs)
+        numbers = range(len(layout.slices))
+        self._compute = ReplicaCompute(
+            name=self.name,
+            task=task,
+            gradients=[gradients[number] for number in numbers],
+            buffers=[[buffer[number] for number in numbers] for buffer in buffers],
+        )
+        self._session = ReplicaSession(
+            loop=downpour(load["loop"]),
+            shards=[
+                ShardSlices(shard=shard, slices=tuple(spec.slice for spec in layout.slices_of(shard)))
+                for shard in self._shards
+            ],
+        )
+        self._events: deque[SessionEvent] = deque()
+        self._by_fd = {connection.fileno(): shard for shard, connection in self._shards.items()}
+        self._poll = select.poll()
+        for fd in (*self._by_fd, self._coordinator.fileno()):
+            self._poll.register(fd, select.POLLIN)
+        self._is_done = False
+
+    def run(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_notice)
+        self._launcher.send(Ready())
+        self._events.append(Started())
+        while not self._is_done:
+            if not self._events:
+                self._receive()
+            while self._events:
+                for effect in self._session.handle(self._events.popleft()):
+                    self._carry_out(effect)
+
+    def _on_notice(self, number: int, frame: object) -> None:
+        """This machine is wanted back: leave in order."""
+        self._events.append(FromCoordinator(message=Recall(why="asked to leave by SIGTERM")))
+
+    def _receive(self) -> None:
+        """Wait until a peer says something."""
+        for fd, _ in self._poll.poll():
+            shard = self._by_fd.get(fd)
+            connection = self._coordinator if shard is None else self._shards[shard]
+            received = connection.receive()
+            if received is None:
+                raise LostError(reason=f"{self.name} lost its connection to {connection.name}")
+            event = FromCoordinator if shard is None else FromShard
+            arguments = {} if shard is None else {"shard": shard}
+            self._events.append(event(message=received[0], **arguments))
+
+    def _carry_out(self, effect: SessionEffect) -> None:
+        match effect:
+            case Compute():
+                self._hear_coordinator()
+                self._events.append(self._compute.compute(effect))
+                if effect.is_last:
+                    self._buffer_space.write(self._model, self._buffer_memory)
+            case ToShard(shard=shard, message=message):
+                self._shards[shard].send(message)
+            case Swap(buffer=buffer):
+                self._compute.swap(buffer)
+            case ToCoordinator(message=message):
+                self._coordinator.send(message)
+            case Quit():
+                self._is_done = True
+
+    def _hear_coordinator(self) -> None:
+        """Take what has come meanwhile, so that a recall is heard between two minibatches."""
+        while (received := self._coordinator.try_receive()) is not None:
+            self._events.append(FromCoordinator(message=received[0]))
+

@@ -1,0 +1,29 @@
+"""A shard's records as rows of the ledger."""
+
+from squall.observe.ledger import LedgerRow, block_id
+from squall.shard.machine import Record
+
+
+def ledger_row(shard: int, shard_incarnation: int, record: Record, time_s: float) -> LedgerRow:
+    """The row of a record; `time_s` is seconds since the run began."""
+    block, sender = record.block, record.sender
+    return LedgerRow(
+        shard=shard,
+        slice=record.slice,
+        partition=0 if sender is None else sender.partition,
+        shard_incarnation=shard_incarnation,
+        replica=-1 if sender is None else sender.replica,
+        incarnation=-1 if sender is None else sender.incarnation,
+        attempt=record.attempt,
+        block=block_id(block.stage, block.epoch, block.first),
+        stage=block.stage,
+        epoch=block.epoch,
+        first=block.first,
+        minibatches=record.minibatches,
+        examples=record.examples,
+        based_on=record.based_on,
+        version=record.version,
+        staleness=record.staleness,
+        outcome=record.outcome.value,
+        time_s=time_s,
+    )

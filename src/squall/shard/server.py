@@ -1,0 +1,273 @@
+"""The process of one shard: sockets and tensors around a `ShardMachine`.
+
+Walk of a push: its message arrives on the worker's socket, the machine decides, the rule reads the gradient
+where the worker left it and writes the new values through, a row goes to the ledger, the answer goes back.
+"""
+
+import select
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from squall.errors import RemoteProtocolError
+from squall.machines import drive
+from squall.model.exchange import ExchangePlan
+from squall.model.layout import Layout
+from squall.observe.ledger import LedgerWriter
+from squall.rules.apply import SliceState
+from squall.rules.rule import Rule
+from squall.shard.machine import (
+    Answer,
+    Apply,
+    Attach,
+    Close,
+    Detach,
+    FromCoordinator,
+    FromWorker,
+    Record,
+    Save,
+    ShardEffect,
+    ShardEvent,
+    ShardMachine,
+    SliceBook,
+    Store,
+    Tell,
+    Worker,
+    WriteOut,
+)
+from squall.shard.records import ledger_row
+from squall.shard.store import shard_file, write_slices
+from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
+from squall.wire.connection import Connection
+from squall.wire.control import AttachWorker, Counted, Finish, LinkCount, Ready, Saved, SaveSlices
+from squall.wire.memory import SharedArena
+from squall.wire.messages import Fetch, Push, Refuse
+
+COUNTED_EVERY_S = 0.5
+
+
+def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
+    """Serve one shard until the launcher says to finish.
+
+    Args:
+        settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record".
+        load: "layout", "rule", "states" and "books" of this shard.
+        launcher: the connection to it.
+        fds: the connection to the coordinator.
+    """
+    torch.set_grad_enabled(False)
+    ShardServer(settings, load, launcher, fds).run()
+
+
+class ShardServer:
+    """Carries out what one `ShardMachine` decides."""
+
+    def __init__(
+        self, settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]
+    ) -> None:
+        self._shard: int = settings["shard"]
+        self._incarnation: int = settings["incarnation"]
+        self._began: float = settings["began"]
+        self._directory = Path(settings["directory"])
+        self._layout: Layout = load["layout"]
+        rule: Rule = load["rule"]
+        books: tuple[SliceBook, ...] = load["books"]
+        # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
+        states = [_own(state) for state in load["states"]]
+        load.clear()
+        numbers = [state.spec.slice for state in states]
+        self._recorder = PushRecorder(self._directory / "pushes", numbers) if settings["record"] else None
+        self._tensors = ShardTensors(states=states, rule=rule, recorder=self._recorder)
+        self._machine = ShardMachine(shard=self._shard, incarnation=self._incarnation, books=books)
+        name = f"shard{self._shard}-{self._incarnation}.ledger"
+        self._ledger = LedgerWriter(self._directory / "ledger" / name)
+        self._launcher = launcher
+        self._coordinator = Connection.from_fd(fds[0], "coordinator")
+        self._workers: dict[int, tuple[Worker, Connection]] = {}  # by descriptor
+        self._lines: dict[tuple[int, int], Connection] = {}  # by place
+        self._bulk: dict[str, list[int]] = {}  # tensor bytes of a worker: to us, from us
+        self._past: dict[tuple[str, str], list[int]] = {}  # of connections that have ended
+        self._epoll = select.epoll()
+        self._is_finished = False
+
+    def run(self) -> None:
+        for connection in (self._launcher, self._coordinator):
+            self._epoll.register(connection.fileno(), select.EPOLLIN)
+        self._launcher.send(Ready())
+        counted_at = time.monotonic()
+        while not self._is_finished:
+            for fd, _ in self._epoll.poll(COUNTED_EVERY_S):
+                self._read(fd)
+            if (now := time.monotonic()) - counted_at >= COUNTED_EVERY_S:
+                counted_at = now
+                self._ledger.flush()
+                self._launcher.send(self._counted())
+        self._ledger.close()
+        if self._recorder is not None:
+            self._recorder.close()
+        self._launcher.send(self._counted())
+
+    # What arrives ---------------------------------------------------------------------------------------
+
+    def _read(self, fd: int) -> None:
+        if fd in self._workers:
+            self._read_worker(fd)
+        elif fd == self._coordinator.fileno():
+            received = self._coordinator.receive()
+            if received is None:
+                self._epoll.unregister(fd)
+            elif isinstance(received[0], Refuse):
+                self._handle(FromCoordinator(message=received[0]))
+        elif fd == self._launcher.fileno():
+            received = self._launcher.receive()
+            if received is None:
+                raise SystemExit(1)  # nobody is left to serve
+            self._obey(*received)
+
+    def _read_worker(self, fd: int) -> None:
+        worker, connection = self._workers[fd]
+        try:
+            received = connection.receive()
+            if received is not None:
+                message = received[0]
+                if not isinstance(message, Fetch | Push):
+                    raise RemoteProtocolError(reason=f"{connection.name} sent a {type(message).__name__} to a shard")
+                self._handle(FromWorker(sender=worker, message=message))
+                return
+        except RemoteProtocolError as error:
+            print(f"closing the connection of {connection.name}: {error}", flush=True)
+        except ConnectionError:
+            pass
+        self._drop(fd)
+
+    def _drop(self, fd: int) -> None:
+        worker, connection = self._workers.pop(fd)
+        self._epoll.unregister(fd)
+        self._handle(Detach(worker=worker))
+        self._keep_count(connection)
+        if self._lines.get(worker.place) is connection:
+            del self._lines[worker.place]
+            self._tensors.detach(worker)
+        connection.close()
+
+    def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
+        match message:
+            case AttachWorker():
+                self._attach(message, fds)
+            case SaveSlices(name=name):
+                self._handle(Save(name=name))
+            case Finish():
+                self._handle(Close())
+                self._is_finished = True
+
+    def _attach(self, told: AttachWorker, fds: tuple[int, ...]) -> None:
+        worker = Worker(replica=told.replica, partition=told.partition, incarnation=told.incarnation)
+        plan = ExchangePlan(self._layout.slices_of(self._shard), told.has_gradient)
+        arena = SharedArena.attach(fds[1], plan.num_bytes, writable=True)
+        views = plan.views(arena)
+        connection = Connection.from_fd(fds[0], told.name)
+        self._tensors.attach(worker, WorkerMemory(gradients=views.gradients, buffers=views.buffers))
+        self._workers[connection.fileno()] = (worker, connection)
+        self._lines[worker.place] = connection
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+        self._handle(Attach(worker=worker))
+
+    # What the machine wants -----------------------------------------------------------------------------
+
+    def _handle(self, event: ShardEvent) -> None:
+        drive(self._machine, event, self._carry_out)
+
+    def _carry_out(self, effect: ShardEffect) -> ShardEvent | None:
+        match effect:
+            case Apply(sender=sender, push=push, slices=slices):
+                self._count_bulk(sender, slices, is_fetched=push.into is not None)
+                return self._tensors.apply(effect)
+            case Answer(to=worker, message=message):
+                if (line := self._lines.get(worker.place)) is not None:
+                    try:
+                        line.send(message)
+                    except ConnectionError:
+                        pass  # its end is read, and told, in its turn
+            case Record():
+                time_s = time.monotonic() - self._began
+                self._ledger.append(ledger_row(self._shard, self._incarnation, effect, time_s))
+            case WriteOut(to=worker, slices=slices):
+                self._count_bulk(worker, slices, is_fetched=True, is_pushed=False)
+                self._tensors.write_out(effect)
+            case Tell(message=message):
+                self._coordinator.send(message)
+            case Store(name=name, books=books):
+                self._store(name, books)
+        return None
+
+    def _store(self, name: str, books: tuple[SliceBook, ...]) -> None:
+        folder = self._directory / "checkpoints" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if books:
+            write_slices(folder / shard_file(self._shard), list(self._tensors.states.values()), books)
+        self._ledger.flush()
+        self._launcher.send(Saved(name=name))
+
+    # What it has cost -----------------------------------------------------------------------------------
+
+    def _count_bulk(
+        self, worker: Worker, slices: tuple[int, ...], *, is_fetched: bool, is_pushed: bool = True
+    ) -> None:
+        line = self._lines.get(worker.place)
+        if line is None:
+            return
+        num_bytes = sum(self._layout.slices[number].num_bytes for number in slices)
+        count = self._bulk.setdefault(line.name, [0, 0])
+        count[0] += num_bytes * is_pushed
+        count[1] += num_bytes * is_fetched
+
+    def _keep_count(self, connection: Connection) -> None:
+        for link in self._links(connection):
+            past = self._past.setdefault((link.sender, link.receiver), [0, 0])
+            past[0] += link.num_bytes
+            past[1] += link.messages
+        self._bulk.pop(connection.name, None)
+
+    def _links(self, connection: Connection) -> tuple[LinkCount, LinkCount]:
+        here, there, channel = f"shard{self._shard}", connection.name, connection.channel
+        pushed, fetched = self._bulk.get(there, (0, 0))
+        return (
+            LinkCount(
+                sender=there,
+                receiver=here,
+                num_bytes=channel.bytes_received + pushed,
+                messages=channel.messages_received,
+            ),
+            LinkCount(
+                sender=here,
+                receiver=there,
+                num_bytes=channel.bytes_sent + fetched,
+                messages=channel.messages_sent,
+            ),
+        )
+
+    def _counted(self) -> Counted:
+        totals = {link: list(count) for link, count in self._past.items()}
+        for connection in (self._coordinator, *(connection for _, connection in self._workers.values())):
+            for link in self._links(connection):
+                total = totals.setdefault((link.sender, link.receiver), [0, 0])
+                total[0] += link.num_bytes
+                total[1] += link.messages
+        return Counted(
+            links=tuple(
+                LinkCount(sender=sender, receiver=receiver, num_bytes=num_bytes, messages=messages)
+                for (sender, receiver), (num_bytes, messages) in totals.items()
+            )
+        )
+
+
+def _own(state: SliceState) -> SliceState:
+    return SliceState(
+        spec=state.spec,
+        params=state.params.clone(),
+        slots={name: slot.clone() for name, slot in state.slots.items()},
+        steps=state.steps.copy(),
+        minibatches=state.minibatches,
+    )

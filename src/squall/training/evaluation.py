@@ -1,0 +1,52 @@
+"""Measuring a test set with parameters that lie on shards."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from squall.data.minibatches import Minibatches
+from squall.model.buffers import set_buffers
+from squall.model.install import assemble
+from squall.model.layout import Layout
+from squall.model.objective import Metric, Objective, measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is measured, on what.
+
+    Attributes:
+        test: the test set, in its own order.
+        metrics: name to ``function(output, target)``, beside the loss.
+    """
+
+    test: Minibatches
+    objective: Objective
+    metrics: Mapping[str, Metric]
+    layout: Layout
+
+    def of_model(self, model: nn.Module) -> dict[str, float]:
+        """Measure with a model as it is: names as in ``{"test_loss": 0.1, "test_accuracy": 0.97}``."""
+        batches = (self.test.load(0, position) for position in range(self.test.num_minibatches))
+        values = measure(model, self.objective, dict(self.metrics), batches)
+        return {f"test_{name}": value for name, value in values.items()}
+
+    def of_slices(
+        self, model: nn.Module, vectors: Sequence[Tensor], buffers: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        """Measure with these slices' values (shape (S,) each, in order) and buffers; `model` is written."""
+        load_slices(model, self.layout, vectors, buffers)
+        return self.of_model(model)
+
+
+@torch.no_grad()
+def load_slices(
+    model: nn.Module, layout: Layout, vectors: Sequence[Tensor], buffers: Mapping[str, Tensor]
+) -> None:
+    """Copy slices' values (shape (S,) each, in order) and buffers into a model."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, value in assemble(layout, vectors).items():
+        parameters[name].copy_(value)
+    set_buffers(model, dict(buffers))

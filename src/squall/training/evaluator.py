@@ -1,0 +1,91 @@
+"""The process that measures the test set while training goes on: one fetch, one version of each slice."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from squall.errors import LostError, SquallError, UserCodeError
+from squall.model.buffers import BufferSpace, merged
+from squall.model.exchange import ExchangePlan
+from squall.training.evaluation import Evaluation
+from squall.wire.connection import Connection
+from squall.wire.control import EvaluateNow, Finish, Measured, Ready
+from squall.wire.memory import SharedArena
+from squall.wire.messages import Fetch, Fetched
+
+
+def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
+    """Evaluate whenever the launcher asks, until it says to finish.
+
+    Args:
+        settings: "shards", those that hold slices; "num_replicas".
+        load: "model", which is written, and "evaluation".
+        launcher: the connection to it.
+        fds: each replica's memory for its model's buffers, then for each of "shards" its connection and the
+            memory shared with it.
+    """
+    torch.set_num_threads(1)
+    evaluator = Evaluator(settings, load, fds)
+    launcher.send(Ready())
+    while (received := launcher.receive()) is not None:
+        match received[0]:
+            case EvaluateNow(epoch=epoch, minibatches=minibatches):
+                versions = evaluator.fetch()
+                values = evaluator.measure()
+                measured = Measured(
+                    epoch=epoch,
+                    minibatches=minibatches,
+                    names=tuple(values),
+                    values=tuple(values.values()),
+                    versions=versions,
+                )
+                launcher.send(measured)
+            case Finish():
+                return
+
+
+class Evaluator:
+    """Fetches like a worker that never pushes, and measures."""
+
+    def __init__(self, settings: dict[str, Any], load: dict[str, Any], fds: list[int]) -> None:
+        self._model = load["model"]
+        self._evaluation: Evaluation = load["evaluation"]
+        self._space = BufferSpace.of(self._model)
+        arena_bytes, num_replicas = self._space.arena_bytes, settings["num_replicas"]
+        self._left = [
+            self._space.memory(SharedArena.attach(fd, arena_bytes, writable=False)) for fd in fds[:num_replicas]
+        ]
+        self._shards: dict[int, Connection] = {}
+        self._vectors: dict[int, Tensor] = {}
+        for index, shard in enumerate(settings["shards"]):
+            connection_fd, arena_fd = fds[num_replicas + 2 * index : num_replicas + 2 * index + 2]
+            self._shards[shard] = Connection.from_fd(connection_fd, f"shard{shard}")
+            plan = ExchangePlan(self._evaluation.layout.slices_of(shard), has_gradient=False)
+            arena = SharedArena.attach(arena_fd, plan.num_bytes, writable=False)
+            self._vectors |= plan.views(arena).buffers[0]
+        self._requests = 0
+
+    def fetch(self) -> tuple[int, ...]:
+        """Fetch every slice once; return their versions, in order of slices."""
+        self._requests += 1
+        versions: dict[int, int] = {}
+        for shard in self._shards.values():
+            shard.send(Fetch(request=self._requests, into=0))
+        for shard in self._shards.values():
+            received = shard.receive()
+            if received is None or not isinstance(received[0], Fetched):
+                raise LostError(reason=f"the evaluator lost its connection to {shard.name}")
+            versions |= {state.slice: state.version for state in received[0].states}
+        return tuple(versions[number] for number in sorted(versions))
+
+    def measure(self) -> dict[str, float]:
+        vectors = [self._vectors[number] for number in sorted(self._vectors)]
+        sets = [self._space.read(memory) for memory in self._left]
+        buffers = merged([values for values in sets if values is not None])
+        try:
+            return self._evaluation.of_slices(self._model, vectors, buffers)
+        except SquallError:
+            raise
+        except Exception as error:
+            raise UserCodeError.of(error, role="evaluator", step="") from error

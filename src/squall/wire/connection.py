@@ -1,0 +1,62 @@
+"""A channel that speaks messages instead of bytes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from squall.wire.channel import Channel
+from squall.wire.codec import Codec
+from squall.wire.control import CONTROL_CODES
+from squall.wire.messages import CODES
+
+CODEC = Codec({**CODES, **CONTROL_CODES})
+
+
+class Connection:
+    """One end of a connection between two roles.
+
+    Attributes:
+        name: the role at the other end, as traffic and errors call it.
+        channel: what carries the bytes.
+    """
+
+    __slots__ = ("channel", "name")
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        self.channel = channel
+        self.name = name
+
+    @classmethod
+    def from_fd(cls, fd: int, name: str) -> "Connection":
+        return cls(Channel.from_fd(fd), name)
+
+    def send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        """Send a message.
+
+        Raises:
+            ConnectionError: the peer is gone.
+        """
+        self.channel.send(CODEC.encode(message), fds)
+
+    def receive(self) -> tuple[Any, tuple[int, ...]] | None:
+        """Wait for a message and its descriptors; None at the end.
+
+        Raises:
+            RemoteProtocolError: what arrived is no message.
+        """
+        received = self.channel.receive()
+        return None if received is None else (CODEC.decode(received[0]), received[1])
+
+    def try_receive(self) -> tuple[Any, tuple[int, ...]] | None:
+        """A message that is already there; None if there is none, or at the end (`is_ended`)."""
+        received = self.channel.try_receive()
+        return None if received is None else (CODEC.decode(received[0]), received[1])
+
+    @property
+    def is_ended(self) -> bool:
+        return self.channel.is_ended
+
+    def fileno(self) -> int:
+        return self.channel.fileno()
+
+    def close(self) -> None:
+        self.channel.close()

@@ -1,0 +1,335 @@
+"""Tests of squall.cluster.zygote: real processes, few; all but one zygote import nothing heavy.
+
+Faults planted to check these tests, each caught: the lifeline not watched and the launcher's end not seen - roles left
+when the channel ends - what a role forked left behind - setsid left out of the child - the zygote's own descriptors
+left open in a role - pidfds not closed after an exit - the exit code of an exception 0 - the import path of the start
+used for every spawn - the check for one thread left out - SIGKILL after the grace left out.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from squall.cluster import zygote as zygotes
+from squall.cluster.payload import pack
+from squall.cluster.zygote import Exit, Role, Zygote
+from squall.errors import RunError
+from squall.wire.channel import Channel, wait
+
+pytestmark = pytest.mark.processes
+
+TARGETS = """
+import json, os, signal, sys
+from squall.wire.channel import Channel
+
+def report(arguments, fds):
+    facts = {
+        "arguments": arguments.decode(), "pid": os.getpid(), "session": os.getsid(0), "parent": os.getppid(),
+        "directory": os.getcwd(), "input": sys.stdin.read(), "fds": len(os.listdir("/proc/self/fd")),
+        "main": getattr(sys.modules["__main__"], "__file__", None), "threads": os.environ["OMP_NUM_THREADS"],
+        "name": open("/proc/self/comm").read().strip(), "modules": sorted({"torch", "numpy"} & sys.modules.keys()),
+    }
+    Channel.from_fd(fds[0]).send(json.dumps(facts).encode())
+
+def trains(arguments, fds):
+    from squall.cluster.payload import Payload, unpack
+    model, x = unpack(Payload(fd=fds[1], header=arguments))
+    loss = model(x).sum()
+    loss.backward()
+    Channel.from_fd(fds[0]).send(str(loss.item()).encode())
+
+def leaves(arguments, fds):
+    sys.exit(int(arguments))
+
+def raises(arguments, fds):
+    print("before the mistake")
+    raise LookupError("no such thing")
+
+def stays(arguments, fds):
+    if arguments == b"stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    os.write(fds[0], json.dumps([os.getpid(), child]).encode() + b"\\n")
+    while True:
+        signal.pause()
+"""
+
+LAUNCHER = """
+import select
+print("the user's own program runs", flush=True)
+from squall.cluster import zygote
+zygote.PRELOADED = ()
+started = zygote.Zygote.start()
+for number in range(2):
+    started.spawn(f"role{number}", "targets_of_zygote_tests:stays", b"stubborn", fds=[1])
+print(started.pid, flush=True)
+select.select([started], [], [])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    room = tmp_path_factory.mktemp("targets")
+    (room / "targets_of_zygote_tests.py").write_text(TARGETS)
+    return room
+
+
+@pytest.fixture(scope="module")
+def zygote(targets: Path) -> Iterator[Zygote]:
+    """One for the module; the import path is extended only after its start, as a notebook does."""
+    with Zygote.start() as started:
+        sys.path.append(str(targets))
+        yield started
+    sys.path.remove(str(targets))
+
+
+@pytest.fixture
+def light(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Iterator[Zygote]:
+    """A zygote that a test may kill."""
+    monkeypatch.setattr(zygotes, "PRELOADED", ())
+    with Zygote.start() as started:
+        yield started
+
+
+def target(function: str) -> str:
+    return f"targets_of_zygote_tests:{function}"
+
+
+def ends(zygote: Zygote, count: int = 1, within_s: float = 20) -> list[Exit]:
+    until, told = time.monotonic() + within_s, zygote.exits()
+    while len(told) < count:
+        left_s = until - time.monotonic()
+        assert left_s > 0, f"only {told} ended, of {zygote.roles()}; the log says: {zygote.log_text()}"
+        select.select([zygote], [], [], left_s)
+        told += zygote.exits()
+    return told
+
+
+def answer(channel: Channel) -> bytes:
+    assert wait([channel], 20)
+    received = channel.receive()
+    assert received is not None
+    return received[0]
+
+
+def reported(zygote: Zygote, arguments: bytes = b"") -> tuple[int, dict[str, Any]]:
+    ours, theirs = Channel.pair()
+    pid = zygote.spawn("replica0.1", target("report"), arguments, fds=[theirs.fileno()])
+    theirs.close()
+    facts: dict[str, Any] = json.loads(answer(ours))
+    ours.close()
+    assert ends(zygote) == [Exit(name="replica0.1", pid=pid, returncode=0)]
+    return pid, facts
+
+
+def staying(zygote: Zygote, how: bytes = b"") -> tuple[Role, list[int]]:
+    """Spawn a role that stays, with a child of its own; return both pids."""
+    end, other = os.pipe()
+    pid = zygote.spawn("stays", target("stays"), how, fds=[other])
+    os.close(other)
+    with os.fdopen(end) as file:
+        pids = json.loads(file.readline())
+    return next(role for role in zygote.roles() if role.pid == pid), pids
+
+
+def assert_all_end(pidfds: list[int]) -> None:
+    left = set(pidfds)
+    while left:
+        ended, _, _ = select.select(left, [], [], 20)
+        assert ended, f"{len(left)} of {len(pidfds)} processes were left"
+        left -= set(ended)
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def test_a_role_starts_in_a_session_of_its_own_with_all_it_was_given(zygote: Zygote) -> None:
+    pid, facts = reported(zygote, b"\0any bytes")
+
+    assert facts["pid"] == facts["session"] == pid
+    assert facts["parent"] == os.getsid(zygote.pid) == zygote.pid != os.getsid(0)
+    assert facts["arguments"] == "\0any bytes"
+    assert facts["directory"] == os.getcwd()
+    assert (facts["input"], facts["main"], facts["threads"]) == ("", None, "1")
+    assert facts["name"] == "replica0.1"
+    assert facts["modules"] == ["numpy", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "code"), [("leaves", b"0", 0), ("leaves", b"7", 7), ("raises", b"", 1)]
+)
+def test_how_a_role_ended_is_told(zygote: Zygote, function: str, arguments: bytes, code: int) -> None:
+    pid = zygote.spawn("one", target(function), arguments)
+
+    assert ends(zygote) == [Exit(name="one", pid=pid, returncode=code)]
+    assert zygote.roles() == ()
+
+
+def test_what_a_role_prints_and_why_it_raised_are_in_its_log(zygote: Zygote, tmp_path: Path) -> None:
+    with (tmp_path / "role.log").open("wb") as log:
+        zygote.spawn("one", target("raises"), log=log.fileno())
+    ends(zygote)
+
+    said = (tmp_path / "role.log").read_text()
+    assert said.startswith("before the mistake\nTraceback")
+    assert "targets_of_zygote_tests.py" in said
+    assert said.endswith("LookupError: no such thing\n")
+
+
+def test_a_target_that_does_not_exist_is_an_exit_and_not_a_hang(zygote: Zygote) -> None:
+    zygote.spawn("one", "no_such_module:main")
+    assert [e.returncode for e in ends(zygote)] == [1]
+    assert "no_such_module" in zygote.log_text()
+
+
+def test_a_killed_role_is_told_with_its_signal_and_what_it_forked_ends_too(zygote: Zygote) -> None:
+    role, pids = staying(zygote)
+    pidfds = [os.pidfd_open(pid) for pid in pids]
+
+    role.kill(signal.SIGKILL)
+
+    assert ends(zygote) == [Exit(name="stays", pid=role.pid, returncode=-signal.SIGKILL)]
+    assert_all_end(pidfds)
+
+
+def test_fifty_roles_leave_no_descriptor_behind(zygote: Zygote) -> None:
+    def counts() -> list[int]:
+        return [reported(zygote)[1]["fds"], *(len(os.listdir(f"/proc/{p}/fd")) for p in ("self", zygote.pid))]
+
+    before = counts()
+    role, _ = staying(zygote)  # a role must not hold descriptors of its siblings either
+    beside_another = reported(zygote)[1]["fds"]
+    role.kill(signal.SIGKILL)
+    ends(zygote)
+    for _ in range(50):
+        zygote.spawn("one", target("leaves"), b"0", fds=[0, 1])
+    ends(zygote, count=50)
+
+    assert counts() == before
+    assert beside_another == before[0]
+
+
+def test_a_role_trains_on_a_model_that_it_was_sent(zygote: Zygote) -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(200, 200), torch.randn(50, 200)
+    payload = pack((model, x))
+    ours, theirs = Channel.pair()
+
+    zygote.spawn("one", target("trains"), payload.header, fds=[theirs.fileno(), payload.fd])
+
+    assert float(answer(ours)) == pytest.approx(model(x).sum().item(), rel=1e-4)
+    assert [e.returncode for e in ends(zygote)] == [0]
+    payload.close()
+    ours.close()
+    theirs.close()
+
+
+def test_a_killed_launcher_leaves_no_process(targets: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(targets), *sys.path])},
+    )
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
+    launcher.stdin.write(LAUNCHER)
+    launcher.stdin.close()
+    lines = [launcher.stdout.readline() for _ in range(4)]
+    pids = [int(word) for line in lines[1:] for word in line.strip("[]\n").split(", ")]
+    pidfds = [os.pidfd_open(pid) for pid in pids]
+    os.kill(pids[0], signal.SIGSTOP)  # one that cannot end by itself
+
+    launcher.kill()
+
+    assert_all_end(pidfds)
+    assert len(pids) == 5  # two roles, a child of each, and the zygote
+    assert (lines[0], launcher.stdout.read()) == ("the user's own program runs\n", "")
+    launcher.stdout.close()
+    launcher.wait()
+
+
+def test_closing_ends_a_role_that_ignores_the_request(light: Zygote) -> None:
+    role, pids = staying(light, b"stubborn")
+    pidfds = [os.pidfd_open(pid) for pid in [*pids, light.pid]]
+
+    light.close(grace_s=0.2)
+    light.close()
+
+    assert_all_end(pidfds)
+    assert light.exits() == [Exit(name="stays", pid=role.pid, returncode=-signal.SIGKILL)]
+    with pytest.raises(RunError, match="was closed"):
+        light.spawn("late", target("leaves"), b"0")
+
+
+def test_roles_outlive_a_killed_zygote_and_end_with_the_launcher_or_by_its_hand(light: Zygote) -> None:
+    one, one_pids = staying(light)
+    other, other_pids = staying(light)
+
+    os.kill(light.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match="died"):
+        light.spawn("late", target("leaves"), b"0")
+    assert light.is_lost
+    assert light.exits() == []
+    one.kill(signal.SIGKILL)
+
+    assert ends(light) == [Exit(name="stays", pid=one.pid, returncode=None)]
+    light.close(grace_s=5)
+    assert light.exits() == [Exit(name="stays", pid=other.pid, returncode=None)]
+    for pid in (one_pids[1], other_pids[1]):  # what roles fork is ended by the zygote, and that is gone
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_roles_end_with_the_launcher_even_when_the_zygote_is_gone(light: Zygote) -> None:
+    _, pids = staying(light)
+    pidfd = os.pidfd_open(pids[0])
+    os.kill(light.pid, signal.SIGKILL)
+
+    os.close(light._lifeline)  # as the system does when the launcher dies
+
+    assert_all_end([pidfd])
+    light._lifeline = os.open(os.devnull, os.O_RDONLY)  # for close
+    os.kill(pids[1], signal.SIGKILL)
+
+
+def test_a_zygote_that_dies_at_an_import_says_what_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zygotes, "PRELOADED", ())
+    with Zygote.start(modules=["no_such_module"]) as started, pytest.raises(RunError) as caught:
+        started.wait_ready()
+
+    assert "died (exit status 1)" in str(caught.value)
+    assert "No module named 'no_such_module'" in str(caught.value)
+
+
+def test_nothing_is_forked_while_there_are_two_threads() -> None:
+    ours, theirs = Channel.pair()
+    server = zygotes._Server(theirs, -1)
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        ours.send(zygotes._packed({"name": "one", "target": target("leaves"), "has_log": False}, b"0"))
+        server._take_request()
+    finally:
+        stop.set()
+        thread.join()
+
+    reply, _ = zygotes._unpacked(answer(ours))
+    assert "one thread before a fork, but got" in reply["refused"]
+    assert server.pids == {}
+    ours.close()
+    theirs.close()
