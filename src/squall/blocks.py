@@ -1,6 +1,7 @@
 """Work has one name: a block of minibatch positions, whoever does it."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from squall.slices import Cover, RangeSet
 
@@ -40,6 +41,22 @@ class Block:
         if self.num_minibatches == 1:
             return f"epoch {self.epoch}, position {self.first}"
         return f"epoch {self.epoch}, positions {self.first} to {self.stop - 1}"
+
+
+class Outcome(StrEnum):
+    """What became of a block on one slice: as a shard answers it, and as the ledger has it."""
+
+    APPLIED = "applied"
+    """The update rule ran: the slice is one version further."""
+    REPEATED = "repeated"
+    """The slice had the whole block already: nothing was changed."""
+    NOT_FINITE = "not_finite"
+    """The gradient was not finite: nothing was changed, and the block may come again from someone else."""
+    REFUSED = "refused"
+    """The block meets what the slice has only in part, or was settled as refused: it will never be applied."""
+    ROLLED_BACK = "rolled_back"
+    """In the ledger alone: the shard came back from an older state, without this block. It takes back one
+    applied row of the same slice and block, with the same examples."""
 
 
 class BlockSet:

@@ -89,7 +89,11 @@ class UserCodeError(RunError):
         frames = tracebacks.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if not _is_library(frame.filename)] or list(frames)
         last = theirs[-1] if theirs else None
-        line = "no line is known" if last is None else f'File "{last.filename}", line {last.lineno}, in {last.name}'
+        line = (
+            "no line is known"
+            if last is None
+            else f'File "{last.filename}", line {last.lineno}, in {last.name}'
+        )
         said = str(error).strip()
         return cls(
             role=role,

@@ -7,7 +7,7 @@ touches no tensor: whatever runs it does all that, and tells it the results as e
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from squall.errors import LocalProtocolError
 
@@ -57,10 +57,21 @@ def key_of(event: Any) -> type:
     return type(getattr(event, "message", event))
 
 
-def drive(machine: Machine, event: Any, carry_out: Callable[[Any], Any]) -> None:
-    """Hand an event to a machine, carry out its effects in order, and hand it what comes of them."""
+Watch: TypeAlias = Callable[[Machine, Any, tuple[Any, ...]], None]
+
+
+def drive(machine: Machine, event: Any, carry_out: Callable[[Any], Any], watch: Watch | None = None) -> None:
+    """Hand an event to a machine, carry out its effects in order, and hand it what comes of them.
+
+    Args:
+        watch: called with each event and its effects, before these are carried out.
+    """
     events = deque([event])
     while events:
-        for effect in machine.handle(events.popleft()):
+        event = events.popleft()
+        effects = machine.handle(event)
+        if watch is not None:
+            watch(machine, event, effects)
+        for effect in effects:
             if (result := carry_out(effect)) is not None:
                 events.append(result)

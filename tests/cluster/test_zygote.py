@@ -3,7 +3,7 @@
 Faults planted to check these tests, each caught: the lifeline not watched and the launcher's end not seen - roles left
 when the channel ends - what a role forked left behind - setsid left out of the child - the zygote's own descriptors
 left open in a role - pidfds not closed after an exit - the exit code of an exception 0 - the import path of the start
-used for every spawn - the check for one thread left out - SIGKILL after the grace left out.
+used for every spawn - the check for one thread left out - SIGKILL after the grace left out - no news of an end heard during a spawn.
 """
 
 import json
@@ -76,7 +76,7 @@ zygote.PRELOADED = ()
 started = zygote.Zygote.start()
 for number in range(2):
     started.spawn(f"role{number}", "targets_of_zygote_tests:stays", b"stubborn", fds=[1])
-print(started.pid, flush=True)
+print([started.pid], flush=True)
 select.select([started], [], [])
 """
 
@@ -189,6 +189,20 @@ def test_what_a_role_prints_and_why_it_raised_are_in_its_log(zygote: Zygote, tmp
     assert said.endswith("LookupError: no such thing\n")
 
 
+def test_an_end_that_was_heard_during_a_spawn_is_still_news(zygote: Zygote) -> None:
+    first = zygote.spawn("first", target("leaves"), b"0")
+    pidfd = next(role.pidfd for role in zygote.roles() if role.pid == first)
+    assert select.select([pidfd], [], [], 20)[0]
+    assert wait([zygote._channel], 20)  # the word of its end lies before the answer to the next spawn
+    role, _ = staying(zygote)
+
+    assert select.select([zygote], [], [], 0)[0]
+    assert [e.name for e in zygote.exits()] == ["first"]
+    assert not select.select([zygote], [], [], 0)[0]
+    role.kill(signal.SIGKILL)
+    ends(zygote)
+
+
 def test_a_target_that_does_not_exist_is_an_exit_and_not_a_hang(zygote: Zygote) -> None:
     zygote.spawn("one", "no_such_module:main")
     assert [e.returncode for e in ends(zygote)] == [1]
@@ -250,14 +264,14 @@ def test_a_killed_launcher_leaves_no_process(targets: Path) -> None:
     launcher.stdin.write(LAUNCHER)
     launcher.stdin.close()
     lines = [launcher.stdout.readline() for _ in range(4)]
-    pids = [int(word) for line in lines[1:] for word in line.strip("[]\n").split(", ")]
-    pidfds = [os.pidfd_open(pid) for pid in pids]
-    os.kill(pids[0], signal.SIGSTOP)  # one that cannot end by itself
+    families = sorted((json.loads(line) for line in lines[1:]), key=len)
+    pidfds = [os.pidfd_open(pid) for family in families for pid in family]
+    os.kill(families[1][0], signal.SIGSTOP)  # a role that cannot end by itself
 
     launcher.kill()
 
     assert_all_end(pidfds)
-    assert len(pids) == 5  # two roles, a child of each, and the zygote
+    assert [len(family) for family in families] == [1, 2, 2]  # the zygote, and two roles with a child each
     assert (lines[0], launcher.stdout.read()) == ("the user's own program runs\n", "")
     launcher.stdout.close()
     launcher.wait()

@@ -85,7 +85,8 @@ def test_a_header_that_promises_the_world_allocates_nothing(
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 1 << 20
+    # One step of reading, whatever was promised.
+    assert peak < 2 << 20
 
 
 def test_a_large_file_of_the_wrong_size_is_refused_unread(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 Planted faults, each seen to fail a test here: cuts rounded down to 4,096 elements; a cut at the end of a dtype
 rounded past it; balance by elements instead of bytes; the tolerance ignored; segments that keep the tensor's
-offset in the flat vector; zero-sized tensors with a segment; slices numbered by dtype first; the tile check
-skipped; segments not checked.
+offset in the flat vector; the tile check skipped; segments, numbers, shards or dtypes not checked.
 """
 
 import json

@@ -2,8 +2,9 @@
 
 Planted faults, each seen to fail a test here: tied names counted twice; frozen parameters kept; the order of
 registration instead of that of names; memory order instead of C order in `flat`; extents instead of bytes in the
-overlap check; no overlap check of buffers; aliases lost in JSON; shapes left out of the hash; a lazy parameter
-that is not refused.
+overlap check; no overlap check of buffers; only neighbours in memory compared; frozen tensors refused for
+overlapping one another; empty tensors kept among the members; aliases lost in JSON; shapes left out of the hash; a
+lazy parameter that is not refused.
 """
 
 import json
@@ -154,6 +155,7 @@ def overlapping() -> list[nn.Module]:
         Holder(one=weight, other=nn.Parameter(weight.detach().t())),
         Holder(other=storage[4:], one=storage[:5]),
         Holder(one=storage[::2], other=storage[4:5]),
+        Holder(one=storage[::2], between=storage[1:2], other=storage[4:5]),
         with_buffer,
         with_frozen,
     ]

@@ -88,6 +88,11 @@ def test_an_op_that_is_missing_is_not_missed(monkeypatch: pytest.MonkeyPatch) ->
     assert params.tolist() == [0.5, 0.5]
 
 
+def test_this_torch_has_the_fused_op() -> None:
+    assert sgd._has_fused(torch.float32, "cpu")
+    assert sgd._has_fused(torch.float64, "cpu")
+
+
 def test_sgd_keeps_no_slots() -> None:
     assert Sgd.slot_names == ()
     with pytest.raises(KeyError, match="momentum"):

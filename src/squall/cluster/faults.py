@@ -100,9 +100,11 @@ class Cut:
 
 Fault: TypeAlias = Kill | Pause | Drop | Duplicate | Delay | Cut
 
-KINDS = {
-    f"{kind}{reply}" for kind in ("push", "fetch", "ask", "refuse") for reply in ("", ".reply")
-} | {"goodbye", "recall", "*"}
+KINDS = {f"{kind}{reply}" for kind in ("push", "fetch", "ask", "refuse") for reply in ("", ".reply")} | {
+    "goodbye",
+    "recall",
+    "*",
+}
 _ROLE = r"(?:replica|shard|coordinator)\d*"
 _SECONDS = r"(\d+(?:\.\d+)?)(ms|s)?"
 _WHEN = r"(?:@(t|step|p)=(\d+(?:\.\d+)?)(s)?)?"

@@ -21,7 +21,17 @@ from squall.observe.events import Evaluated
 from squall.observe.ledger import LedgerWriter
 from squall.replica.compute import ReplicaCompute
 from squall.replica.downpour import Compute, Computed, downpour
-from squall.shard.machine import Applied, Apply, NotFinite, Record, Save, ShardMachine, Store, Worker, WriteOut
+from squall.shard.machine import (
+    Applied,
+    Apply,
+    NotFinite,
+    Record,
+    Save,
+    ShardMachine,
+    Store,
+    Worker,
+    WriteOut,
+)
 from squall.shard.records import ledger_row
 from squall.shard.store import shard_file, write_slices
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
@@ -185,7 +195,9 @@ class TensorArithmetic:
         dtypes = [getattr(torch, spec.dtype) for spec in layout.slices]
 
         def fresh() -> list[Tensor]:
-            return [torch.zeros(spec.size, dtype=dtype) for spec, dtype in zip(layout.slices, dtypes, strict=True)]
+            return [
+                torch.zeros(spec.size, dtype=dtype) for spec, dtype in zip(layout.slices, dtypes, strict=True)
+            ]
 
         gradients, buffers = fresh(), (fresh(), fresh())
         model = self._prepared.replicate()
@@ -213,9 +225,7 @@ class TensorArithmetic:
     def apply(self, shard: int, effect: Apply) -> Applied | NotFinite:
         num_bytes = self._bytes_of(effect.slices)
         self.traffic.add(_name(effect.sender), f"shard{shard}", num_bytes)
-        self.traffic.add(
-            f"shard{shard}", _name(effect.sender), 0 if effect.push.into is None else num_bytes
-        )
+        self.traffic.add(f"shard{shard}", _name(effect.sender), 0 if effect.push.into is None else num_bytes)
         return self._shards[shard].apply(effect)
 
     def write_out(self, shard: int, effect: WriteOut) -> None:

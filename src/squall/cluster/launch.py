@@ -128,7 +128,9 @@ class Launch:
                     near, far = made.pair()
                     self._spawn_shard(shard, payloads[f"shard{shard}"], near)
                     lines.setdefault("coordinator", []).append((AttachShard(shard=shard), [far]))
-                self._spawn("coordinator", "coordinator", payloads["coordinator"], self._coordinator_settings(), [])
+                self._spawn(
+                    "coordinator", "coordinator", payloads["coordinator"], self._coordinator_settings(), []
+                )
                 for replica in range(job.replicas):
                     self._spawn_replica(replica, payloads["replica"], made, lines)
                 if self._prepared.evaluation is not None:
@@ -147,7 +149,9 @@ class Launch:
         model = self._model_load()
         payloads = {
             "coordinator": pack({"plan": prepared.plan, "settled": prepared.settled}),
-            "replica": _pack_user({"task": prepared.task(model.pop("model", None)), "loop": prepared.loop, **model}, job),
+            "replica": _pack_user(
+                {"task": prepared.task(model.pop("model", None)), "loop": prepared.loop, **model}, job
+            ),
         }
         if prepared.evaluation is not None:
             payloads["evaluator"] = _pack_user({"evaluation": prepared.evaluation, **self._model_load()}, job)
@@ -178,7 +182,9 @@ class Launch:
             "began": self._execution.began,
             "record": self._prepared.job.record,
         }
-        self._spawn("shard", f"shard{shard}", payload, settings, [coordinator], incarnation=self._prepared.starts)
+        self._spawn(
+            "shard", f"shard{shard}", payload, settings, [coordinator], incarnation=self._prepared.starts
+        )
 
     def _coordinator_settings(self) -> dict[str, Any]:
         return {
@@ -269,7 +275,9 @@ class Launch:
             for role in self._roles.values()
         ]
         zygote = {"role": "zygote", "name": "zygote", "host": host, "pid": self._zygote.pid, "incarnation": 0}
-        self._execution.directory.write_json(self._execution.directory.processes, [*rows, {**zygote, "ports": []}])
+        self._execution.directory.write_json(
+            self._execution.directory.processes, [*rows, {**zygote, "ports": []}]
+        )
 
     # Following ------------------------------------------------------------------------------------------
 
@@ -313,7 +321,9 @@ class Launch:
         try:
             received = role.connection.receive()
         except SquallError as error:
-            self._fail(LostError(reason=f"{role.name} said something that is no message: {error}"), is_fatal=True)
+            self._fail(
+                LostError(reason=f"{role.name} said something that is no message: {error}"), is_fatal=True
+            )
             received = None
         if received is None:
             self._epoll.unregister(role.connection.fileno())
@@ -417,7 +427,9 @@ class Launch:
         for role in shards:
             self._send(role, SaveSlices(name=self._execution.checkpoint))
         until = time.monotonic() + SAVE_S
-        while (missing := [role for role in shards if role.name not in self._watch.saved]) and not self._watch.is_fatal:
+        while (
+            missing := [role for role in shards if role.name not in self._watch.saved]
+        ) and not self._watch.is_fatal:
             if any(role.is_gone for role in missing) or time.monotonic() > until:
                 names = ", ".join(role.name for role in missing)
                 self._fail(LostError(reason=f"{names} did not write its slices"), is_fatal=True)
@@ -517,7 +529,9 @@ class _Rates:
                 totals[key] = totals.get(key, 0) + link.num_bytes
         seconds = now - self._at
         self.links = tuple(
-            Link(sender=key[0], receiver=key[1], bytes_per_second=(total - self._before.get(key, 0)) / seconds)
+            Link(
+                sender=key[0], receiver=key[1], bytes_per_second=(total - self._before.get(key, 0)) / seconds
+            )
             for key, total in totals.items()
         )
         self._at, self._before = now, totals
@@ -527,7 +541,9 @@ def _pack_user(load: dict[str, Any], job: Any) -> Payload:
     """Pack what holds the user's own code; a recipe's module travels by value."""
     import sys
 
-    modules = [] if job.recipe is None else [sys.modules[name] for name in _modules_of(job) if name in sys.modules]
+    modules = (
+        [] if job.recipe is None else [sys.modules[name] for name in _modules_of(job) if name in sys.modules]
+    )
     return pack(load, by_value_modules=modules)
 
 
@@ -546,7 +562,11 @@ def _event(told: Happened) -> Event:
         case "Redone":
             assert told.block is not None
             return Redone(
-                time_s=told.time_s, block=told.block, attempt=told.number, replica=int(told.role), why=told.why
+                time_s=told.time_s,
+                block=told.block,
+                attempt=told.number,
+                replica=int(told.role),
+                why=told.why,
             )
         case "Refused":
             assert told.block is not None

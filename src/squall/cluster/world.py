@@ -8,6 +8,7 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
@@ -68,7 +69,21 @@ class Pace:
         return self.speeds[min(number, len(self.speeds) - 1)]
 
 
-Watch: TypeAlias = Callable[[str, Machine, Any], None]
+Watch: TypeAlias = Callable[[str, Machine, Any, tuple[Any, ...]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """An event that no role of the world causes: the launcher's, a signal's, a foreign peer's.
+
+    Attributes:
+        at_s: when it comes [virtual seconds].
+        role: whose it is, as in ``"shard0"``; a replica that is dead then does not get it.
+    """
+
+    at_s: float
+    role: str
+    event: Any
 
 
 class NoEndError(AssertionError):
@@ -87,7 +102,9 @@ class World:
         arithmetic: what is done with tensors.
         tell: called with the time and each effect of the coordinator that is not a message.
         pace, faults, seed: what time and chance do.
-        watch: called after every event with the role's name, its decider and the event (tests).
+        outside: events that come to roles from outside of this world (tests).
+        watch: called after every event with the role's name, its decider, the event and its effects, before
+            these are carried out (tests).
     """
 
     def __init__(
@@ -103,7 +120,8 @@ class World:
         pace: Pace | None = None,
         faults: Sequence[Fault] = (),
         seed: int = 0,
-        watch: Watch = lambda name, machine, event: None,
+        outside: Sequence[Outside] = (),
+        watch: Watch | None = None,
     ) -> None:
         self.now = 0.0
         self.directs = directs
@@ -118,10 +136,12 @@ class World:
         self._tell = tell
         self._pace = pace or Pace()
         self._watch = watch
+        self._outside = tuple(outside)
         self._random = random.Random(seed)
         self._heap: list[tuple[float, int, str, Callable[[], None]]] = []
         self._order = count()
         self._paused: dict[str, float] = {}
+        self._left: dict[Worker, ReplicaSession] = {}  # which hear what was on its way when they left
         self._steps: dict[str, int] = {}
         self._restarting = 0
         self._drops = [fault for fault in faults if isinstance(fault, Drop)]
@@ -133,12 +153,17 @@ class World:
     # Time -----------------------------------------------------------------------------------------------
 
     def run(
-        self, *, bound_s: float = float("inf"), may_go_on: Callable[[], str | None] = lambda: None
+        self,
+        *,
+        bound_s: float = float("inf"),
+        linger_s: float = 0.0,
+        may_go_on: Callable[[], str | None] = lambda: None,
     ) -> str:
         """Let time pass until the stage has ended; return why it did.
 
         Args:
             bound_s: virtual time after which a `NoEndError` is raised [seconds].
+            linger_s: how long time passes after the end, so that what is late arrives too [seconds].
             may_go_on: asked before each event; a text stops the run and says why.
         """
         for number in range(self._num_replicas):
@@ -148,21 +173,30 @@ class World:
             if isinstance(upset.when, AtTime):
                 for name in self._named(upset.role):
                     self._at(upset.when.seconds, "", lambda name=name, upset=upset: self._upset(name, upset))
+        for outside in self._outside:
+            self._at(outside.at_s, outside.role, lambda outside=outside: self._intrude(outside))
         is_stopping = False
         while self.why is None:
             if not is_stopping and (why := may_go_on()) is not None:
                 is_stopping = True
                 self._direct(coordinator.Stop(now=self.now, why=why))
                 continue
-            time, _, name, act = heapq.heappop(self._heap)
-            if (resumes := self._paused.get(name, 0.0)) > time:
-                self._at(resumes - self.now, name, act)
-                continue
-            self.now = max(self.now, time)
+            self._pass()
             if self.now > bound_s:
                 raise NoEndError(f"no end after {bound_s} virtual seconds: {self.directs.waits(self.now)}")
-            act()
+        until = self.now + linger_s
+        while self._heap[0][0] <= until and linger_s:
+            self._pass()
         return self.why
+
+    def _pass(self) -> None:
+        """Let time pass until the next event, and have it happen."""
+        time, _, name, act = heapq.heappop(self._heap)
+        if (resumes := self._paused.get(name, 0.0)) > time:
+            self._at(resumes - self.now, name, act)
+            return
+        self.now = max(self.now, time)
+        act()
 
     def _at(self, after_s: float, name: str, act: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + after_s, next(self._order), name, act))
@@ -177,7 +211,7 @@ class World:
     def _tick_replica(self, worker: Worker) -> None:
         if self.workers.get(worker.replica) == worker:
             self._at(self._pace.resend_s, _name(worker), lambda: self._tick_replica(worker))
-            self._work(worker, replica.Tick())
+        self._work(worker, replica.Tick())
 
     # Roles ----------------------------------------------------------------------------------------------
 
@@ -192,9 +226,27 @@ class World:
         self._at(0.0, _name(worker), lambda: self._work(worker, replica.Started()))
         self._at(self._pace.resend_s, _name(worker), lambda: self._tick_replica(worker))
 
+    def _drive(self, name: str, machine: Machine, event: Any, carry_out: Callable[[Any], Any]) -> None:
+        watch = self._watch
+        if watch is None:
+            drive(machine, event, carry_out)
+        else:
+            drive(machine, event, carry_out, lambda *seen: watch(name, *seen))
+
+    def _intrude(self, outside: Outside) -> None:
+        if outside.role == COORDINATOR:
+            self._direct(outside.event)
+        elif outside.role.startswith("shard"):
+            self._serve(int(outside.role.removeprefix("shard")), outside.event)
+        else:
+            number = int(outside.role.removeprefix("replica"))
+            for worker in (*self.workers.values(), *self._left):
+                if worker.replica == number:
+                    self._work(worker, outside.event)
+                    return
+
     def _direct(self, event: coordinator.CoordinatorEvent) -> None:
-        drive(self.directs, event, self._carry_out_direction)
-        self._watch(COORDINATOR, self.directs, event)
+        self._drive(COORDINATOR, self.directs, event, self._carry_out_direction)
 
     def _carry_out_direction(self, effect: CoordinatorEffect) -> None:
         match effect:
@@ -212,9 +264,8 @@ class World:
                 self._tell(self.now, effect)
 
     def _serve(self, index: int, event: shard.ShardEvent) -> None:
-        machine = self.shards[index]
-        drive(machine, event, lambda effect: self._carry_out_service(index, effect))
-        self._watch(f"shard{index}", machine, event)
+        carry_out = partial(self._carry_out_service, index)
+        self._drive(f"shard{index}", self.shards[index], event, carry_out)
 
     def _carry_out_service(self, index: int, effect: shard.ShardEffect) -> shard.ShardEvent | None:
         match effect:
@@ -242,11 +293,10 @@ class World:
         return None
 
     def _work(self, worker: Worker, event: replica.SessionEvent) -> None:
-        if self.workers.get(worker.replica) != worker:
-            return  # that life is over
-        session = self.sessions[worker.replica]
-        drive(session, event, lambda effect: self._carry_out_work(worker, effect))
-        self._watch(_name(worker), session, event)
+        is_working = self.workers.get(worker.replica) == worker
+        session = self.sessions[worker.replica] if is_working else self._left.get(worker)
+        if session is not None:  # else that life is over
+            self._drive(_name(worker), session, event, partial(self._carry_out_work, worker))
 
     def _carry_out_work(self, worker: Worker, effect: replica.SessionEffect) -> None:
         name = _name(worker)
@@ -262,7 +312,7 @@ class World:
                 self._send(name, COORDINATOR, told, lambda: self._hear(worker, told))
             case replica.Quit():
                 self.workers.pop(worker.replica)
-                self.sessions.pop(worker.replica)
+                self._left[worker] = self.sessions.pop(worker.replica)
 
     def _hear(self, worker: Worker, message: messages.Ask | messages.Goodbye) -> None:
         event = coordinator.FromReplica(
@@ -321,21 +371,27 @@ class World:
         self._restarting -= 1
         self._start(number, incarnation)
 
-    def _send(self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]) -> None:
+    def _send(
+        self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]
+    ) -> None:
         kind = _KIND[type(message)]
         if self._is_cut(sender, receiver):
             return
-        if any(fault.kind in (kind, "*") and self._random.random() < fault.probability for fault in self._drops):
+        if any(
+            fault.kind in (kind, "*") and self._random.random() < fault.probability for fault in self._drops
+        ):
             return
         copies = 1 + sum(
-            fault.kind in (kind, "*") and self._random.random() < fault.probability for fault in self._duplicates
+            fault.kind in (kind, "*") and self._random.random() < fault.probability
+            for fault in self._duplicates
         )
         for _ in range(copies):
             self._at(self._latency(), receiver, arrive)
 
     def _latency(self) -> float:
         faults = sum(
-            max(0.0, fault.seconds + self._random.uniform(-fault.spread, fault.spread)) for fault in self._delays
+            max(0.0, fault.seconds + self._random.uniform(-fault.spread, fault.spread))
+            for fault in self._delays
         )
         return self._pace.latency_s + faults
 

@@ -102,6 +102,7 @@ class Zygote:
     _lifeline: int
     _log: IO[bytes]
     _poll: select.epoll
+    _news: int  # an eventfd, up while `exits` has something that was heard while waiting for something else
     _is_ready: bool = False
     _is_closed: bool = False
     _roles: dict[int, Role] = field(default_factory=dict)
@@ -136,9 +137,11 @@ class Zygote:
         )
         theirs.close()
         os.close(lifeline_end)
+        news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poll = select.epoll()
         poll.register(ours.fileno(), select.EPOLLIN)
-        return cls(process.pid, False, process, ours, lifeline, log, poll)
+        poll.register(news, select.EPOLLIN)
+        return cls(process.pid, False, process, ours, lifeline, log, poll, news)
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
         """Wait until it has imported everything. `spawn` does so too.
@@ -186,6 +189,7 @@ class Zygote:
         try:
             self._channel.send(_packed(request, arguments), [*fds, *([] if log is None else [log])])
         except ConnectionError as error:
+            self._take_what_is_there()
             raise self._error(f"died before it could start {name!r}") from error
         while True:
             reply, received = self._receive()
@@ -201,13 +205,16 @@ class Zygote:
 
     def exits(self) -> list[Exit]:
         """Return the roles that have ended since the last call, without waiting."""
-        while not (self.is_lost or self._is_closed) and wait([self._channel], 0):
-            with contextlib.suppress(RunError):  # says that the zygote is lost, which `is_lost` says as well
-                self._receive()
+        if self._is_closed:
+            ended, self._exits = self._exits, []
+            return ended
+        self._take_what_is_there()
         if self.is_lost:
             gone = [role for role in self.roles() if _has_ended(role.pidfd)]
             for role in gone:
                 self._ended(role.pid, None)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._news)
         ended, self._exits = self._exits, []
         return ended
 
@@ -232,6 +239,7 @@ class Zygote:
         self._channel.close()
         os.close(self._lifeline)
         self._poll.close()
+        os.close(self._news)
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -255,6 +263,11 @@ class Zygote:
             told += self.exits()
         self._exits = told
 
+    def _take_what_is_there(self) -> None:
+        while not self.is_lost and wait([self._channel], 0):
+            with contextlib.suppress(RunError):  # says that the zygote is lost, which `is_lost` says as well
+                self._receive()
+
     def _receive(self) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Take one message; what can be settled here is."""
         received = self._channel.receive()
@@ -270,6 +283,7 @@ class Zygote:
     def _ended(self, pid: int, returncode: int | None) -> None:
         role = self._roles.pop(pid)
         os.close(role.pidfd)
+        os.eventfd_write(self._news, 1)
         self._exits.append(Exit(name=role.name, pid=pid, returncode=returncode))
 
     def _lose(self) -> None:
@@ -291,9 +305,8 @@ class Zygote:
 def serve(settings: dict[str, Any]) -> NoReturn:
     """The zygote's whole life, after `Zygote.start` has started it."""
     server = _Server(Channel.from_fd(settings["channel"]), settings["lifeline"])
-    launcher = os.pidfd_open(
-        settings["launcher"]
-    )  # children that the launcher forks may hold the channel open
+    # Not only the channel's end is watched: children that the launcher forks may hold it open.
+    launcher = os.pidfd_open(settings["launcher"])
     for module in settings["modules"]:
         importlib.import_module(module)
     _name_process("squall-zygote")
@@ -309,7 +322,6 @@ class _Server:
 
     channel: Channel
     lifeline: int
-    names: dict[int, str] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)  # by pidfd
 
     def run(self, launcher: int) -> None:

@@ -298,17 +298,23 @@ class CoordinatorMachine(Machine):
         """Who waits for whom, in words."""
         waits: list[str] = []
         if self.phase is Phase.STARTING:
-            missing = [f"replica{replica}" for replica in range(self.num_replicas) if not self._has_asked(replica)]
+            missing = [
+                f"replica{replica}" for replica in range(self.num_replicas) if not self._has_asked(replica)
+            ]
             waits.append(f"the start waits for {', '.join(missing)}")
         for member in self.members.values():
             if member.is_overdue:
                 waits.append(f"{member.name} has been silent for {now - member.heard:.0f} s")
         for block, shards in self._settling.items():
-            waits.append(f"{block} waits to be settled by {', '.join(f'shard{shard}' for shard in sorted(shards))}")
+            waits.append(
+                f"{block} waits to be settled by {', '.join(f'shard{shard}' for shard in sorted(shards))}"
+            )
         if self.phase is Phase.RUNNING and not self.members:
             waits.append("the run waits for a replica: none is left")
         if self.phase is Phase.LEAVING and self.members:
-            waits.append(f"the end waits for {', '.join(member.name for member in self.members.values())} to leave")
+            waits.append(
+                f"the end waits for {', '.join(member.name for member in self.members.values())} to leave"
+            )
         return tuple(waits)
 
     def check_invariants(self) -> None:
@@ -331,7 +337,7 @@ class CoordinatorMachine(Machine):
             return ()
         effects: tuple[CoordinatorEffect, ...] = ()
         if known is not None:
-            effects = self._drop(known, event.now, "replaced by a later start")
+            effects = self._lose(known, event.now, "replaced by a later start")
         self.members[event.replica] = Member(event.replica, event.incarnation, event.now)
         self._lost_early.discard(event.replica)
         joined = JoinedRun(time_s=event.now, role=f"replica{event.replica}", incarnation=event.incarnation)
@@ -353,22 +359,29 @@ class CoordinatorMachine(Machine):
         self._clock(event.now)
         if (member := self._member(event)) is None:
             return ()
-        if self.phase is Phase.STARTING:
-            self._lost_early.add(event.replica)
-        return self._drop(member, event.now, event.why) + self._go_on(event.now)
+        return self._lose(member, event.now, event.why) + self._go_on(event.now)
 
     def _goodbye(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
         self._clock(event.now)
         if (member := self._member(event)) is None:
             return ()
-        return self._drop(member, event.now, self.why or "asked to leave") + self._go_on(event.now)
+        if self.phase is Phase.LEAVING:
+            self._drop(member, self.why)  # as everybody does at the end
+            return self._end_if_empty()
+        return self._lose(member, event.now, "asked to leave") + self._go_on(event.now)
 
-    def _drop(self, member: Member, now: float, why: str) -> tuple[CoordinatorEffect, ...]:
+    def _lose(self, member: Member, now: float, why: str) -> tuple[CoordinatorEffect, ...]:
+        """Take the blocks back of a member that is gone before the end."""
+        if self.phase is Phase.STARTING:
+            self._lost_early.add(member.replica)
+        self._drop(member, why)
+        return (Report(event=LeftRun(time_s=now, role=member.name, why=why)),)
+
+    def _drop(self, member: Member, why: str) -> None:
         """Forget a member and take its blocks back."""
         del self.members[member.replica]
         for block in member.leases:
             self._take_back(block, f"{member.name}: {why}")
-        return (Report(event=LeftRun(time_s=now, role=member.name, why=why)),)
 
     def _take_back(self, block: Block, why: str) -> None:
         if self.settled.cover(block) is not Cover.DISJOINT or block in self._settling:
@@ -396,8 +409,7 @@ class CoordinatorMachine(Machine):
             effects = self._finished(member, ask.finished, event.now)
         member.heard = event.now
         member.is_overdue = False
-        if self.members.get(member.replica) is member:
-            member.parked.append(ask.request)
+        member.parked.append(ask.request)
         return effects + self._go_on(event.now, asked_now=(member, ask.request))
 
     def _asked_again(self, member: Member, request: int, now: float) -> tuple[CoordinatorEffect, ...]:
@@ -471,7 +483,9 @@ class CoordinatorMachine(Machine):
 
     def _warm_member(self) -> Member | None:
         """Who works alone during a warm start: the lowest that is not overdue."""
-        return min((m for m in self.members.values() if not m.is_overdue), key=lambda m: m.replica, default=None)
+        return min(
+            (m for m in self.members.values() if not m.is_overdue), key=lambda m: m.replica, default=None
+        )
 
     def _is_alone(self, member: Member) -> bool:
         """No other replica could take over what this one could not compute."""
@@ -547,7 +561,7 @@ class CoordinatorMachine(Machine):
             if member.strikes >= STRIKES:
                 why = f"quarantined: {STRIKES} blocks were not finite from it and finite from others"
                 effects.append(self._send(member, Recall(why=why)))
-                effects.extend(self._drop(member, now, why))
+                effects.extend(self._lose(member, now, why))
         return tuple(effects)
 
     def _settle(self, block: Block) -> tuple[CoordinatorEffect, ...]:
@@ -645,7 +659,9 @@ class CoordinatorMachine(Machine):
 
     def _end_if_done(self, now: float) -> tuple[CoordinatorEffect, ...]:
         is_open = any(
-            self.settled.cover(block) is Cover.DISJOINT for member in self.members.values() for block in member.leases
+            self.settled.cover(block) is Cover.DISJOINT
+            for member in self.members.values()
+            for block in member.leases
         )
         if self._next_fresh is not None or self._returned or self._settling or is_open:
             return ()
@@ -686,7 +702,7 @@ class CoordinatorMachine(Machine):
         effects: list[CoordinatorEffect] = []
         for member in list(self.members.values()):
             why = f"did not leave within {self._patience.leave_s:g} s"
-            effects.extend(self._drop(member, event.now, why))
+            effects.extend(self._lose(member, event.now, why))
         return (*effects, *self._end_if_empty())
 
     def _end_if_empty(self) -> tuple[CoordinatorEffect, ...]:

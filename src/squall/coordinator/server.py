@@ -40,6 +40,7 @@ from squall.wire.control import (
 )
 from squall.wire.messages import Ask, Goodbye, Refused
 from squall.wire.messages import Diverged as DivergedAt
+from squall.wire.traffic import TrafficMeter
 
 TICK_S = 0.25
 TOLD_EVERY_S = 0.05
@@ -80,6 +81,7 @@ class CoordinatorServer:
         self._waits: dict[str, float] = {}  # since when
         self._told_waits: tuple[str, ...] = ()
         self._is_finished = False
+        self._traffic = TrafficMeter("coordinator")
         self._epoll = select.epoll()
         self._epoll.register(launcher.fileno(), select.EPOLLIN)
 
@@ -100,6 +102,8 @@ class CoordinatorServer:
                 ticked = now
                 self._handle(Tick(now=now))
                 self._tell_waits(now)
+                self._tell_count()
+        self._tell_count()
 
     # What arrives ---------------------------------------------------------------------------------------
 
@@ -131,6 +135,7 @@ class CoordinatorServer:
             why = f"it broke the protocol: {error}"
         self._epoll.unregister(fd)
         del self._replicas[fd], self._lines[replica, incarnation]
+        self._traffic.ended(connection)
         connection.close()
         self._handle(Lost(now=self._now(), replica=replica, incarnation=incarnation, why=why))
 
@@ -206,6 +211,10 @@ class CoordinatorServer:
             self._launcher.send(Closings(blocks=tuple(self._closings)))
             self._closings.clear()
 
+    def _tell_count(self) -> None:
+        """What passed between it and the replicas; the shards count what passed between it and them."""
+        self._launcher.send(self._traffic.counted(connection for _, _, connection in self._replicas.values()))
+
     def _tell_waits(self, now: float) -> None:
         """Pass on what has been waited for long enough to be worth a word."""
         current = {_cause(wait): wait for wait in self._machine.waits(now)}
@@ -231,8 +240,6 @@ def _happened(event: events.Joined | events.Left | events.Redone | events.Refuse
         case events.Left(time_s=time_s, role=role, why=why):
             return Happened(kind=kind, time_s=time_s, role=role, number=0, block=None, why=why)
         case events.Redone(time_s=time_s, block=block, attempt=attempt, replica=replica, why=why):
-            return Happened(
-                kind=kind, time_s=time_s, role=str(replica), number=attempt, block=block, why=why
-            )
+            return Happened(kind=kind, time_s=time_s, role=str(replica), number=attempt, block=block, why=why)
         case events.Refused(time_s=time_s, block=block, why=why):
             return Happened(kind=kind, time_s=time_s, role="", number=0, block=block, why=why)

@@ -63,10 +63,7 @@ class ExchangePlan:
                 start += _aligned(spec.num_bytes)
             parts.append(part)
         arena.close()
-        return ExchangeViews(
-            gradients=parts[2] if self.has_gradient else {}, buffers=(parts[0], parts[1])
-        )
-
+        return ExchangeViews(gradients=parts[2] if self.has_gradient else {}, buffers=(parts[0], parts[1]))
 
 
 def _aligned(num_bytes: int) -> int:

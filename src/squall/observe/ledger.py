@@ -6,7 +6,6 @@ the rows are, then the rows as raw little-endian bytes. A reader puts all files 
 
 import json
 import os
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -14,31 +13,13 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from squall.blocks import Outcome as Outcome
 from squall.errors import CorruptError
 
 SUFFIX = ".ledger"
 BUFFERED_ROWS = 256
 
 Ledger: TypeAlias = NDArray[np.void]
-
-
-class Outcome(StrEnum):
-    """What became of a push on one slice.
-
-    Attributes:
-        APPLIED: the update rule ran; the slice is one version further.
-        REPEATED: the slice had this block already; nothing changed.
-        NOT_FINITE: a gradient was not finite; nothing changed, another replica may do the block.
-        REFUSED: the block will never be applied to this slice.
-        ROLLED_BACK: the shard came back from an older state, without this block: it takes back one
-            applied row of the same slice and block, with the same examples.
-    """
-
-    APPLIED = "applied"
-    REPEATED = "repeated"
-    NOT_FINITE = "not_finite"
-    REFUSED = "refused"
-    ROLLED_BACK = "rolled_back"
 
 
 class LedgerRow(NamedTuple):

@@ -68,7 +68,9 @@ class ReplicaCompute:
         self._keeps_gradients = False
         for index, parameter in enumerate(self._parameters):
             parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(lambda parameter, index=index: self._took(index, parameter))
+            parameter.register_post_accumulate_grad_hook(
+                lambda parameter, index=index: self._took(index, parameter)
+            )
 
     def swap(self, buffer: int) -> None:
         """Take the parameters from this buffer from now on; between two minibatches only."""

@@ -142,4 +142,3 @@ class ReplicaRunner:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""
         while (received := self._coordinator.try_receive()) is not None:
             self._events.append(FromCoordinator(message=received[0]))
-

@@ -149,12 +149,12 @@ class ReplicaSession(Machine):
         (Phase.AWAITING, Leave): "_answered",
         (Phase.AWAITING, Recall): "_recall_idle",
         (Phase.AWAITING, Tick): "_tick",
+        (Phase.LEFT, Started): "_late",
         (Phase.LEFT, Fetched): "_late",
         (Phase.LEFT, Pushed): "_late",
         (Phase.LEFT, Lease): "_late",
         (Phase.LEFT, Leave): "_late",
         (Phase.LEFT, Recall): "_late",
-        (Phase.LEFT, Computed): "_late",
         (Phase.LEFT, Tick): "_late",
     }
 

@@ -337,7 +337,9 @@ class ShardMachine(Machine):
             if not 0 <= based_on <= book.version:
                 raise self._wrong(event, f"slice {book.slice} is at version {book.version}, not {based_on}")
         if message.minibatches != message.block.num_minibatches:
-            raise self._wrong(event, f"expected {message.block.num_minibatches} minibatches, got {message.minibatches}")
+            raise self._wrong(
+                event, f"expected {message.block.num_minibatches} minibatches, got {message.minibatches}"
+            )
 
     def _wrong(self, event: FromWorker, what: str) -> RemoteProtocolError:
         sender = event.sender

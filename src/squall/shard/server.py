@@ -41,9 +41,10 @@ from squall.shard.records import ledger_row
 from squall.shard.store import shard_file, write_slices
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
 from squall.wire.connection import Connection
-from squall.wire.control import AttachWorker, Counted, Finish, LinkCount, Ready, Saved, SaveSlices
+from squall.wire.control import AttachWorker, Finish, Ready, Saved, SaveSlices
 from squall.wire.memory import SharedArena
 from squall.wire.messages import Fetch, Push, Refuse
+from squall.wire.traffic import TrafficMeter
 
 COUNTED_EVERY_S = 0.5
 
@@ -87,8 +88,7 @@ class ShardServer:
         self._coordinator = Connection.from_fd(fds[0], "coordinator")
         self._workers: dict[int, tuple[Worker, Connection]] = {}  # by descriptor
         self._lines: dict[tuple[int, int], Connection] = {}  # by place
-        self._bulk: dict[str, list[int]] = {}  # tensor bytes of a worker: to us, from us
-        self._past: dict[tuple[str, str], list[int]] = {}  # of connections that have ended
+        self._traffic = TrafficMeter(f"shard{self._shard}")
         self._epoll = select.epoll()
         self._is_finished = False
 
@@ -103,11 +103,11 @@ class ShardServer:
             if (now := time.monotonic()) - counted_at >= COUNTED_EVERY_S:
                 counted_at = now
                 self._ledger.flush()
-                self._launcher.send(self._counted())
+                self._tell_count()
         self._ledger.close()
         if self._recorder is not None:
             self._recorder.close()
-        self._launcher.send(self._counted())
+        self._tell_count()
 
     # What arrives ---------------------------------------------------------------------------------------
 
@@ -133,7 +133,9 @@ class ShardServer:
             if received is not None:
                 message = received[0]
                 if not isinstance(message, Fetch | Push):
-                    raise RemoteProtocolError(reason=f"{connection.name} sent a {type(message).__name__} to a shard")
+                    raise RemoteProtocolError(
+                        reason=f"{connection.name} sent a {type(message).__name__} to a shard"
+                    )
                 self._handle(FromWorker(sender=worker, message=message))
                 return
         except RemoteProtocolError as error:
@@ -146,7 +148,7 @@ class ShardServer:
         worker, connection = self._workers.pop(fd)
         self._epoll.unregister(fd)
         self._handle(Detach(worker=worker))
-        self._keep_count(connection)
+        self._traffic.ended(connection)
         if self._lines.get(worker.place) is connection:
             del self._lines[worker.place]
             self._tensors.detach(worker)
@@ -182,7 +184,7 @@ class ShardServer:
     def _carry_out(self, effect: ShardEffect) -> ShardEvent | None:
         match effect:
             case Apply(sender=sender, push=push, slices=slices):
-                self._count_bulk(sender, slices, is_fetched=push.into is not None)
+                self._count(sender, slices, is_pushed=True, is_fetched=push.into is not None)
                 return self._tensors.apply(effect)
             case Answer(to=worker, message=message):
                 if (line := self._lines.get(worker.place)) is not None:
@@ -194,7 +196,7 @@ class ShardServer:
                 time_s = time.monotonic() - self._began
                 self._ledger.append(ledger_row(self._shard, self._incarnation, effect, time_s))
             case WriteOut(to=worker, slices=slices):
-                self._count_bulk(worker, slices, is_fetched=True, is_pushed=False)
+                self._count(worker, slices, is_pushed=False, is_fetched=True)
                 self._tensors.write_out(effect)
             case Tell(message=message):
                 self._coordinator.send(message)
@@ -212,55 +214,16 @@ class ShardServer:
 
     # What it has cost -----------------------------------------------------------------------------------
 
-    def _count_bulk(
-        self, worker: Worker, slices: tuple[int, ...], *, is_fetched: bool, is_pushed: bool = True
-    ) -> None:
-        line = self._lines.get(worker.place)
-        if line is None:
-            return
-        num_bytes = sum(self._layout.slices[number].num_bytes for number in slices)
-        count = self._bulk.setdefault(line.name, [0, 0])
-        count[0] += num_bytes * is_pushed
-        count[1] += num_bytes * is_fetched
-
-    def _keep_count(self, connection: Connection) -> None:
-        for link in self._links(connection):
-            past = self._past.setdefault((link.sender, link.receiver), [0, 0])
-            past[0] += link.num_bytes
-            past[1] += link.messages
-        self._bulk.pop(connection.name, None)
-
-    def _links(self, connection: Connection) -> tuple[LinkCount, LinkCount]:
-        here, there, channel = f"shard{self._shard}", connection.name, connection.channel
-        pushed, fetched = self._bulk.get(there, (0, 0))
-        return (
-            LinkCount(
-                sender=there,
-                receiver=here,
-                num_bytes=channel.bytes_received + pushed,
-                messages=channel.messages_received,
-            ),
-            LinkCount(
-                sender=here,
-                receiver=there,
-                num_bytes=channel.bytes_sent + fetched,
-                messages=channel.messages_sent,
-            ),
-        )
-
-    def _counted(self) -> Counted:
-        totals = {link: list(count) for link, count in self._past.items()}
-        for connection in (self._coordinator, *(connection for _, connection in self._workers.values())):
-            for link in self._links(connection):
-                total = totals.setdefault((link.sender, link.receiver), [0, 0])
-                total[0] += link.num_bytes
-                total[1] += link.messages
-        return Counted(
-            links=tuple(
-                LinkCount(sender=sender, receiver=receiver, num_bytes=num_bytes, messages=messages)
-                for (sender, receiver), (num_bytes, messages) in totals.items()
+    def _count(self, worker: Worker, slices: tuple[int, ...], *, is_pushed: bool, is_fetched: bool) -> None:
+        if (line := self._lines.get(worker.place)) is not None:
+            num_bytes = sum(self._layout.slices[number].num_bytes for number in slices)
+            self._traffic.count_tensors(
+                line.name, received=num_bytes * is_pushed, sent=num_bytes * is_fetched
             )
-        )
+
+    def _tell_count(self) -> None:
+        workers = (connection for _, connection in self._workers.values())
+        self._launcher.send(self._traffic.counted([self._coordinator, *workers]))
 
 
 def _own(state: SliceState) -> SliceState:

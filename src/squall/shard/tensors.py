@@ -39,7 +39,9 @@ class ShardTensors:
         recorder: keeps every applied gradient, if the run records.
     """
 
-    def __init__(self, *, states: Sequence[SliceState], rule: Rule, recorder: "PushRecorder | None" = None) -> None:
+    def __init__(
+        self, *, states: Sequence[SliceState], rule: Rule, recorder: "PushRecorder | None" = None
+    ) -> None:
         self.states = {state.spec.slice: state for state in states}
         self._rule = rule
         self._recorder = recorder
@@ -90,7 +92,8 @@ class PushRecorder:
     def __init__(self, directory: Path, slices: Sequence[int]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._files: dict[int, BinaryIO] = {
-            number: open(directory / f"slice{number}.bin", "ab") for number in slices  # noqa: SIM115
+            number: open(directory / f"slice{number}.bin", "ab")
+            for number in slices  # noqa: SIM115
         }
 
     def keep(self, number: int, gradient: Tensor, missing: Sequence[slice]) -> None:
@@ -103,5 +106,3 @@ class PushRecorder:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
-
-

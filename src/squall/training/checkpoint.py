@@ -141,7 +141,9 @@ def newest_checkpoint(checkpoints: Path) -> Checkpoint:
         ConfigError: there is none.
         CorruptError: the newest complete one has been altered.
     """
-    complete = sorted((path.parent for path in checkpoints.glob(f"*/{MANIFEST}")), key=lambda path: int(path.name))
+    complete = sorted(
+        (path.parent for path in checkpoints.glob(f"*/{MANIFEST}")), key=lambda path: int(path.name)
+    )
     if not complete:
         raise ConfigError(
             subject=f"{checkpoints}",
@@ -197,7 +199,9 @@ def relaid(checkpoint: Checkpoint, layout: Layout) -> tuple[list[SliceState], li
         )
     names = sorted({name for state in checkpoint.states for name in state.slots})
     params = _cut_anew(old, layout, [state.params for state in checkpoint.states])
-    slots = {name: _cut_anew(old, layout, [state.slots[name] for state in checkpoint.states]) for name in names}
+    slots = {
+        name: _cut_anew(old, layout, [state.slots[name] for state in checkpoint.states]) for name in names
+    }
     steps = {
         segment.tensor: int(count)
         for state in checkpoint.states
@@ -210,7 +214,9 @@ def relaid(checkpoint: Checkpoint, layout: Layout) -> tuple[list[SliceState], li
             spec=spec,
             params=params[spec.slice],
             slots={name: slots[name][spec.slice] for name in names},
-            steps=torch.tensor([steps[segment.tensor] for segment in spec.segments], dtype=torch.int64).numpy(),
+            steps=torch.tensor(
+                [steps[segment.tensor] for segment in spec.segments], dtype=torch.int64
+            ).numpy(),
             minibatches=book.minibatches,
         )
         states.append(state)

@@ -54,7 +54,8 @@ class Evaluator:
         self._space = BufferSpace.of(self._model)
         arena_bytes, num_replicas = self._space.arena_bytes, settings["num_replicas"]
         self._left = [
-            self._space.memory(SharedArena.attach(fd, arena_bytes, writable=False)) for fd in fds[:num_replicas]
+            self._space.memory(SharedArena.attach(fd, arena_bytes, writable=False))
+            for fd in fds[:num_replicas]
         ]
         self._shards: dict[int, Connection] = {}
         self._vectors: dict[int, Tensor] = {}

@@ -43,9 +43,7 @@ class StopRequest:
         self.why = self.why or why
 
 
-def carry_out(
-    job: Job, *, cluster: Cluster, resume: bool, publish: Publish, stop: StopRequest
-) -> Run:
+def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, stop: StopRequest) -> Run:
     """Run a job to its end.
 
     Args:
@@ -62,7 +60,9 @@ def carry_out(
     checkpoint = _checkpoint_of(job) if resume else None
     prepared = prepare(job, checkpoint)
     began -= prepared.time_s
-    directory = RunDirectory.open(job.directory) if resume and job.directory else RunDirectory.create(job.directory)
+    directory = (
+        RunDirectory.open(job.directory) if resume and job.directory else RunDirectory.create(job.directory)
+    )
     _describe(directory, prepared)
     with MetricsLog(directory.metrics) as log:
         recorder = _recorder(prepared, log, publish)
@@ -132,7 +132,17 @@ def _describe(directory: RunDirectory, prepared: Prepared) -> None:
         "identity": prepared.identity,
         "layout": layout.layout_json(),
     }
-    for name in ("replicas", "partitions", "shards", "epochs", "steps", "time_s", "seed", "record", "evaluate_every"):
+    for name in (
+        "replicas",
+        "partitions",
+        "shards",
+        "epochs",
+        "steps",
+        "time_s",
+        "seed",
+        "record",
+        "evaluate_every",
+    ):
         told[name] = getattr(job, name)
     directory.write_json(directory.job, told)
     rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
@@ -231,7 +241,10 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         "shards": job.shards,
         "resumed": execution.prepared.starts,
     }
-    plain = {name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in result.items()}
+    plain = {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value
+        for name, value in result.items()
+    }
     directory.write_json(directory.result, json.loads(json.dumps(plain)))
 
 

@@ -17,12 +17,14 @@ from squall.training.job import Job, Recipe
 
 PACKAGE = "squall.recipes"
 
+
 def available() -> dict[str, str]:
     """The recipes that come with Squall: name to first line of their description."""
     import squall.recipes
 
     names = sorted(module.name for module in pkgutil.iter_modules(squall.recipes.__path__))
     return {name: _first_line(importlib.import_module(f"{PACKAGE}.{name}").__doc__) for name in names}
+
 
 def find(request: str, settings: Sequence[tuple[str, str]] = ()) -> Job:
     """Make the job of ``NAME``, ``FILE.py`` or ``FILE.py:FUNCTION``.
@@ -43,6 +45,7 @@ def find(request: str, settings: Sequence[tuple[str, str]] = ()) -> Job:
         hash=_hash(path),
     )
     return _make(recipe, path)
+
 
 def job_of(told: dict[str, Any]) -> Job:
     """Make the job of a run again, from what its directory says.
@@ -66,11 +69,13 @@ def job_of(told: dict[str, Any]) -> Job:
         )
     return _make(recipe, path)
 
+
 def module_name(recipe: Recipe) -> str:
     """The module that the recipe's functions live in, in this process."""
     if not recipe.name.endswith(".py"):
         return f"{PACKAGE}.{recipe.name}"
     return f"squall_recipe_{hashlib.sha256(recipe.name.encode()).hexdigest()[:12]}"
+
 
 def _make(recipe: Recipe, path: Path) -> Job:
     module = _module(recipe, path)
@@ -94,6 +99,7 @@ def _make(recipe: Recipe, path: Path) -> Job:
         job = _changed(job, key.split("."), value, key)
     return replace(job, recipe=recipe)
 
+
 def _path_of(name: str) -> Path:
     if name.endswith(".py"):
         path = Path(name).absolute()
@@ -110,6 +116,7 @@ def _path_of(name: str) -> Path:
         )
     return Path(spec.origin)
 
+
 def _module(recipe: Recipe, path: Path) -> ModuleType:
     name = module_name(recipe)
     if not recipe.name.endswith(".py"):
@@ -123,16 +130,22 @@ def _module(recipe: Recipe, path: Path) -> ModuleType:
     spec.loader.exec_module(module)
     return module
 
+
 def _is_recipe(module: ModuleType, value: Any) -> bool:
     return (
-        callable(value) and getattr(value, "__module__", "") == module.__name__ and not value.__name__.startswith("_")
+        callable(value)
+        and getattr(value, "__module__", "") == module.__name__
+        and not value.__name__.startswith("_")
     )
+
 
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
+
 def _first_line(text: str | None) -> str:
     return (text or "").strip().split("\n")[0]
+
 
 def _changed(value: Any, names: list[str], text: str, key: str) -> Any:
     """A frozen dataclass with one leaf changed, however deep."""
@@ -148,6 +161,7 @@ def _changed(value: Any, names: list[str], text: str, key: str) -> Any:
     new = _changed(old, rest, text, key) if rest else _parsed(text, old, key)
     return replace(value, **{name: new})
 
+
 def _parsed(text: str, old: Any, key: str) -> Any:
     """The text as a Python literal; as itself where a text stood or it is no literal."""
     if isinstance(old, str):
@@ -162,5 +176,6 @@ def _parsed(text: str, old: Any, key: str) -> Any:
             expected="a number, True, False, None or another literal",
             got=repr(text),
         ) from None
+
 
 RecipeFunction = Callable[[], Job]

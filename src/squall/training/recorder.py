@@ -103,6 +103,8 @@ class Recorder:
         done = self.meter.minibatches
         if self._evaluate_every is None or done < self._evaluated_at + self._evaluate_every:
             return False
+        if self._total is not None and done >= self._total:
+            return False  # the end brings one of its own
         # From where it should have been, so that lateness does not add up; skipped ones are not made up for.
         behind = (done - self._evaluated_at) // self._evaluate_every
         self._evaluated_at += int(behind * self._evaluate_every)
@@ -127,9 +129,7 @@ class Recorder:
             self._publish(progress)
             self._shown_at = now
 
-    def progress(
-        self, now: float, *, waits: tuple[str, ...] = (), links: tuple[Link, ...] = ()
-    ) -> Progress:
+    def progress(self, now: float, *, waits: tuple[str, ...] = (), links: tuple[Link, ...] = ()) -> Progress:
         roles = tuple(
             RoleStatus(name=name, state=state, minibatches=self._minibatches_of.get(name, 0))  # type: ignore[arg-type]
             for name, state in self._states.items()

@@ -27,22 +27,10 @@ No message carries a tensor.
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
 from squall.blocks import Block
-
-
-class Outcome(Enum):
-    """What became of a block on one slice, as the shard answers it."""
-
-    APPLIED = "applied"
-    REPEATED = "repeated"
-    """The slice had the whole block already: nothing was changed."""
-    NOT_FINITE = "not_finite"
-    """The gradient was not finite: nothing was changed, and the block may come again from someone else."""
-    REFUSED = "refused"
-    """The block meets what the slice has only in part, or was settled as refused: it will never be applied."""
+from squall.blocks import Outcome as Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

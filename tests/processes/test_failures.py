@@ -1,0 +1,143 @@
+"""Replicas that die, stand still or raise, in real processes: the run goes on, or ends with one clear cause."""
+
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import squall
+from squall.cluster.local import Local
+from squall.observe.events import Event, Progress, Redone
+from squall.training.fit import Handle
+from tests.processes.helpers import applied_counts, is_alive, job, kill, network, data, processes
+
+pytestmark = pytest.mark.processes
+
+
+def follow(handle: Handle, minibatches: int) -> list[Event]:
+    """Take events until so many minibatches are done."""
+    seen: list[Event] = []
+    for event in handle.events():
+        seen.append(event)
+        if isinstance(event, Progress) and event.minibatches >= minibatches:
+            return seen
+    raise AssertionError(f"the run ended before {minibatches} minibatches: {seen[-1]}")
+
+
+def assert_every_block_once(run: squall.Run, epochs: int, slices: int) -> None:
+    counts = applied_counts(run)
+    assert set(counts.values()) == {1}
+    per_epoch = 40
+    expected = {(s, e * 1_000_000 + p) for s in range(slices) for e in range(epochs) for p in range(per_epoch)}
+    assert set(counts) == expected
+
+
+def test_a_killed_and_a_paused_replica_of_four_cost_no_block(local: Local, tmp_path: Path) -> None:
+    """B18, B21: kill -9 of one, SIGSTOP and SIGCONT of another; the ledger says what was redone."""
+    epochs = 60
+    handle = squall.start(job(local, replicas=4, epochs=epochs, out=tmp_path / "run"))
+    follow(handle, 200)
+    pids = processes(tmp_path / "run")
+    kill(pids["replica2.0"], signal.SIGKILL)
+    kill(pids["replica1.0"], signal.SIGSTOP)
+    resume = threading.Timer(1.0, kill, (pids["replica1.0"], signal.SIGCONT))
+    resume.start()
+
+    redone = [event for event in handle.events() if isinstance(event, Redone)]
+    run = handle.result(30)
+
+    resume.join()
+    assert run.metrics["why"] == "epochs"
+    assert_every_block_once(run, epochs, slices=2)
+    assert any("replica2" in event.why for event in redone)
+    ledger = run.ledger()
+    again = ledger[(ledger["attempt"] > 1) & (ledger["outcome"] == "applied")]
+    assert len(np.unique(again["block"])) == run.metrics["blocks_redone"] >= 1
+    assert not any(is_alive(pid) for name, pid in pids.items() if name != "zygote")
+
+
+def test_a_replica_that_stays_paused_does_not_hold_the_run_up(local: Local, tmp_path: Path) -> None:
+    handle = squall.start(job(local, replicas=2, epochs=40, out=tmp_path / "run"))
+    follow(handle, 100)
+    pid = processes(tmp_path / "run")["replica1.0"]
+    kill(pid, signal.SIGSTOP)
+
+    run = handle.result(40)
+
+    assert_every_block_once(run, 40, slices=2)
+    assert not is_alive(pid)
+
+
+def test_when_every_replica_is_gone_the_run_says_so_and_can_be_resumed(local: Local, tmp_path: Path) -> None:
+    settings = {"replicas": 2, "epochs": 100, "out": tmp_path / "run"}
+    handle = squall.start(job(local, **settings))
+    follow(handle, 100)
+    for name, pid in processes(tmp_path / "run").items():
+        if name.startswith("replica"):
+            kill(pid, signal.SIGKILL)
+
+    with pytest.raises(squall.LostError, match=r"no replica is left: replica\d.0 was killed by SIGKILL"):
+        handle.result(20)
+
+    run = squall.fit(job(local, **settings), resume=True)
+    assert run.metrics["why"] == "epochs"
+    assert_every_block_once(run, 100, slices=2)
+
+
+def test_a_killed_shard_ends_the_run_with_its_name(local: Local, tmp_path: Path) -> None:
+    handle = squall.start(job(local, epochs=10_000, out=tmp_path / "run"))
+    follow(handle, 50)
+    pids = processes(tmp_path / "run")
+    kill(pids["shard1"], signal.SIGKILL)
+
+    with pytest.raises(squall.LostError, match="shard1 was killed by SIGKILL"):
+        handle.result(20)
+
+    assert not any(is_alive(pid) for name, pid in pids.items() if name != "zygote")
+
+
+class RaisesOnOne(torch.nn.Module):
+    """Raises in the 7th forward of a process, but only in the first process that gets there."""
+
+    def __init__(self, flag: str) -> None:
+        super().__init__()
+        self.inner, self.flag, self.calls = network(), flag, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 7:
+            Path(self.flag).touch(exist_ok=False)
+            raise ValueError("seven is too many")
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def test_an_exception_in_the_users_model_ends_the_run_and_is_told_once(local: Local, tmp_path: Path) -> None:
+    """B14"""
+    model = RaisesOnOne(str(tmp_path / "flag"))
+    with pytest.raises(squall.UserCodeError) as raised:
+        squall.fit(model, data(), batch_size=16, epochs=50, progress=False, cluster=local, out=tmp_path / "run")
+
+    error = raised.value
+    assert error.error == "ValueError: seven is too many"
+    assert error.role in ("replica0.0", "replica1.0")
+    assert error.step.startswith("epoch 0, position")
+    assert "test_failures.py" in error.line
+    assert "in forward" in error.line
+    assert not any(is_alive(pid) for name, pid in processes(tmp_path / "run").items() if name != "zygote")
+
+
+def test_stop_leaves_a_run_that_resumes_to_the_same_blocks(local: Local, tmp_path: Path) -> None:
+    settings = {"replicas": 2, "epochs": 60, "out": tmp_path / "run"}
+    handle = squall.start(job(local, **settings))
+    follow(handle, 300)
+    handle.stop()
+    stopped = handle.result(20)
+    assert stopped.metrics["why"] == "stopped"
+
+    run = squall.fit(job(local, **settings), resume=True)
+
+    assert run.metrics["why"] == "epochs"
+    assert_every_block_once(run, 60, slices=2)
