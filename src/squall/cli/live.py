@@ -181,7 +181,8 @@ class Board:
             case Checkpointed():
                 return f"checkpoint after {event.minibatches:,} minibatches: {event.path}"
             case Ended():
-                return f"ended: {event.why}" + (f": {event.error}" if event.error else "")
+                # Not the error: whoever the run raises it to shows it, once.
+                return f"ended: {event.why}"
 
     def _progress_words(self, progress: Progress) -> list[str]:
         return [

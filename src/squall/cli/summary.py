@@ -10,7 +10,9 @@ from typing import Any, TypeGuard
 from squall.observe.units import human_rate, human_seconds, one_line
 
 
-def closing_summary(metrics: Mapping[str, Any], path: Path, *, finished: bool = True) -> list[str]:
+def closing_summary(
+    metrics: Mapping[str, Any], path: Path, *, finished: bool = True, plot: Path | None = None
+) -> list[str]:
     """Sum a run up in a few lines; what `metrics` does not hold is left out.
 
     Args:
@@ -19,6 +21,7 @@ def closing_summary(metrics: Mapping[str, Any], path: Path, *, finished: bool = 
             one replica); ``staleness_mean`` [updates]; ``blocks_redone`` and ``blocks_refused``.
         path: the run's directory.
         finished: whether the run did all it was asked for; if not, the next command is to resume it.
+        plot: picture of the loss curve, if there is one.
 
     >>> for line in closing_summary({"why": "all steps are done", "wall_s": 12.3, "test_accuracy": 0.9312}, Path("runs/a b")):
     ...     print(line)
@@ -35,6 +38,7 @@ def closing_summary(metrics: Mapping[str, Any], path: Path, *, finished: bool = 
         ("staleness", _staleness(metrics.get("staleness_mean"))),
         ("blocks", _blocks(metrics)),
         ("run", str(path)),
+        ("loss curve", "" if plot is None else str(plot)),
         ("next", f"squall {'evaluate' if finished else 'resume'} {shlex.quote(str(path))}"),
     ]
     rows = [(name, words) for name, words in rows if words]

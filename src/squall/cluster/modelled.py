@@ -11,18 +11,39 @@ from squall.replica.downpour import Compute, Computed
 from squall.shard.machine import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
 
 
+def loss_of(epoch: int, position: int) -> float:
+    """The made-up mean loss of a minibatch: a sum of some names them, and is exact."""
+    return 2.0 ** (position % 16) + epoch
+
+
+def examples_of(position: int) -> int:
+    """The made-up number of examples in a minibatch."""
+    return 4 + position % 3
+
+
+def absent_of(position: int) -> tuple[int, ...]:
+    """The made-up tensors without a gradient in a block that ends at this position."""
+    return (position % 5,) if position % 2 else ()
+
+
 class ModelledArithmetic:
     """Keeps, per slice, the blocks applied in order, and every ledger row.
 
     Args:
         not_finite: says which tensor, if any, is not finite when this worker computes this minibatch.
+        ruins: says which tensor, if any, this update leaves not finite on this shard.
     """
 
-    def __init__(self, not_finite: Callable[[Worker, Compute], str] = lambda worker, wish: "") -> None:
+    def __init__(
+        self,
+        not_finite: Callable[[Worker, Compute], str] = lambda worker, wish: "",
+        ruins: Callable[[int, Apply], int | None] = lambda shard, effect: None,
+    ) -> None:
         self.applied: dict[int, list[Block]] = {}
         self.rows: list[tuple[float, int, Record]] = []
         self.stored: list[tuple[int, Store]] = []
         self._not_finite = not_finite
+        self._ruins = ruins
         self._in_use: dict[Worker, int] = {}
         self._gradient: dict[Worker, list[tuple[int, int]]] = {}  # (epoch, position) summed so far
         self._found: dict[Worker, str] = {}
@@ -37,7 +58,14 @@ class ModelledArithmetic:
             self._found[worker] = ""
         self._gradient[worker].append((wish.epoch, wish.position))
         self._found[worker] = self._found[worker] or self._not_finite(worker, wish)
-        return Computed(loss=1.0, examples=1, not_finite=self._found[worker] if wish.is_last else "")
+        if not wish.is_last:
+            return Computed(loss=loss_of(wish.epoch, wish.position), examples=examples_of(wish.position))
+        return Computed(
+            loss=loss_of(wish.epoch, wish.position),
+            examples=examples_of(wish.position),
+            not_finite=self._found[worker],
+            absent=absent_of(wish.position),
+        )
 
     def swap(self, worker: Worker, buffer: int) -> None:
         self._in_use[worker] = buffer
@@ -46,6 +74,8 @@ class ModelledArithmetic:
         block = effect.push.block
         expected = [(block.epoch, position) for position in range(block.first, block.stop)]
         assert self._gradient[effect.sender] == expected, "the gradient buffer holds another block"
+        if (tensor := self._ruins(shard, effect)) is not None:
+            return NotFinite(tensor=tensor)
         for number in effect.slices:
             self.applied.setdefault(number, []).append(block)
         if effect.push.into is not None:

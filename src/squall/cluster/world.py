@@ -52,6 +52,7 @@ class Pace:
     Attributes:
         speeds: minibatches a second, by replica; the last one holds for all further ones.
         jitter: spread of a minibatch's time (sigma of a lognormal).
+        begin_s: from a replica's joining to its first step.
         latency_s: of every message, before faults.
         apply_s: of one update on a shard.
         tick_s: between two ticks of the coordinator.
@@ -60,6 +61,7 @@ class Pace:
 
     speeds: tuple[float, ...] = (1.0,)
     jitter: float = 0.2
+    begin_s: float = 0.0
     latency_s: float = 0.001
     apply_s: float = 0.0
     tick_s: float = 0.5
@@ -223,7 +225,7 @@ class World:
         for index in range(len(self.shards)):
             self._serve(index, shard.Attach(worker=worker))
         self._direct(coordinator.Joined(now=self.now, replica=number, incarnation=incarnation))
-        self._at(0.0, _name(worker), lambda: self._work(worker, replica.Started()))
+        self._at(self._pace.begin_s, _name(worker), lambda: self._work(worker, replica.Started()))
         self._at(self._pace.resend_s, _name(worker), lambda: self._tick_replica(worker))
 
     def _drive(self, name: str, machine: Machine, event: Any, carry_out: Callable[[Any], Any]) -> None:

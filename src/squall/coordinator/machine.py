@@ -341,7 +341,7 @@ class CoordinatorMachine(Machine):
         self.members[event.replica] = Member(event.replica, event.incarnation, event.now)
         self._lost_early.discard(event.replica)
         joined = JoinedRun(time_s=event.now, role=f"replica{event.replica}", incarnation=event.incarnation)
-        return (*effects, Report(event=joined))
+        return (*effects, Report(event=joined), *self._go_on(event.now))
 
     def _joined_late(self, event: Joined) -> tuple[CoordinatorEffect, ...]:
         recall = Recall(why=self.why)

@@ -1,7 +1,7 @@
-"""A 784-256-10 network learns 5,000 handwritten digits: two replicas teach one another over two shards.
+"""A 784-256-10 network learns handwritten digits from two replicas and two shards, in seconds.
 
-4,000 digits to learn from and 1,000 to be measured on lie in the package; a run takes seconds and ends with about
-95 % of the held-out digits right.
+4,000 digits to learn from and 1,000 to be measured on lie in the package. Over seeds, 94 to 95 % of the held-out
+digits are right in the end.
 """
 
 from torch import nn
@@ -9,28 +9,29 @@ from torch import nn
 import squall
 from squall.data import digits as load_digits
 
-EPOCHS = 12
-BATCH_SIZE = 32
-WARM_START = 125
-"""Blocks, here one epoch: a full pass by one replica alone, against which the speed of all is compared."""
+BATCH_SIZE = 64
+WARM_START = 63
+"""Blocks, here the minibatches of one epoch: one replica alone, against which the speed of all is compared."""
 
 
 def digits() -> squall.Job:
-    """Downpour SGD with Adagrad on the shards, and a warm start of one epoch.
+    """Downpour SGD with Adagrad on the shards, after a warm start of one epoch.
 
-    The warm start is what Dean et al. recommend (section 4.1): Adagrad's rates are large at first, and stale
-    gradients of several replicas would meet them. It also shows, in the same run, how fast one replica is alone.
+    A warm start is what Dean et al. (section 4.1) found to make Adagrad robust: its rates are largest at first,
+    when gradients of several replicas would be stale by as much as they are later. It also measures, in the same
+    run, how fast one replica is alone.
     """
     train, test = load_digits()
     return squall.Job(
         network,
         train,
         test=test,
-        strategy=squall.Downpour(warm_start=WARM_START, rule=squall.Adagrad(learning_rate=0.02)),
+        strategy=squall.Downpour(warm_start=WARM_START, rule=squall.Adagrad(learning_rate=0.03)),
         replicas=2,
         shards=2,
         batch_size=BATCH_SIZE,
-        epochs=EPOCHS,
+        epochs=12,
+        # The matrices are too small for more threads to pay, however many cores there are.
         threads=1,
     )
 

@@ -83,6 +83,11 @@ class ShardTensors:
             buffers[effect.into][number].copy_(self.states[number].params)
 
 
+def push_file(number: int) -> str:
+    """The name of the file with a slice's recorded pushes."""
+    return f"slice{number}.bin"
+
+
 class PushRecorder:
     """Appends each applied gradient to one raw little-endian file per slice: row v - 1 made version v.
 

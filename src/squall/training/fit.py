@@ -19,6 +19,7 @@ from squall.observe.ledger import read_ledger
 from squall.observe.metrics import MetricsLog, read_history
 from squall.observe.plots import plan_svg, plot_loss
 from squall.observe.tally import samples_per_second, summarise
+from squall.shard.tensors import push_file
 from squall.training.checkpoint import Checkpoint, finish_checkpoint, newest_checkpoint, read_checkpoint
 from squall.training.directory import RunDirectory
 from squall.training.evaluation import load_slices
@@ -164,7 +165,7 @@ def _begin_record(directory: RunDirectory, prepared: Prepared) -> None:
     directory.pushes.mkdir(exist_ok=True)
     if prepared.starts:
         return
-    rows = prepared.layout.layout_json()
+    rows = [row | {"file": push_file(row["slice"])} for row in prepared.layout.layout_json()]
     directory.write_json(directory.pushes / "layout.json", rows)
     save_file(_trained(prepared), directory.pushes / "initial.safetensors")
 

@@ -1,0 +1,448 @@
+"""What the coordinator must do, said a second time and in another way: one life story for each block.
+
+`CoordinatorRules` predicts every effect of a `CoordinatorMachine`; it shares nothing with it but the messages.
+Its waiting times and bounds are written out here again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from squall.blocks import Block, Outcome
+from squall.coordinator.machine import (
+    Closed,
+    CoordinatorMachine,
+    Diverging,
+    Ended,
+    FromReplica,
+    FromShard,
+    Joined,
+    Lost,
+    Report,
+    Stop,
+    Tick,
+    ToReplica,
+    ToShard,
+)
+from squall.observe import events
+from squall.wire.messages import Ask, Diverged, Finished, Lease, Leave, Recall, Refuse, Refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """How long the coordinator must wait [seconds]."""
+
+    start_s: float = 60.0
+    leave_s: float = 5.0
+    first_s: float = 60.0
+    least_s: float = 5.0
+    factor: float = 10.0
+
+
+@dataclass
+class _Fate:
+    """One block from its first lease to its end."""
+
+    holders: list[int] = field(default_factory=list)
+    num_leases: int = 0
+    why_again: str = "not finite the first time"
+    finders: list[int] = field(default_factory=list)
+    tensor: str = ""
+    request: int = 0
+    shards_left: list[int] | None = None
+    is_mixed: bool = False
+    end: str = ""
+
+
+@dataclass
+class _Replica:
+    number: int
+    incarnation: int
+    heard: float
+    asked: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    answers: dict[int, Lease | Leave] = field(default_factory=dict)
+    held: list[Block] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
+    is_silent: bool = False
+    strikes: int = 0
+    good: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"replica{self.number}"
+
+
+class CoordinatorRules:
+    """Follows the coordinator event by event.
+
+    Args:
+        blocks: all blocks of the stage, in order, those left out that are done already.
+        why_done: what the stage says when all of them are done.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: Sequence[Block],
+        why_done: str,
+        num_replicas: int,
+        num_shards: int,
+        warm_start: int,
+        waiting: Waiting,
+    ) -> None:
+        self.fresh = list(blocks)
+        self.back: list[Block] = []
+        self.fates = {block: _Fate() for block in blocks}
+        self.why_done = why_done
+        self.num_replicas, self.num_shards = num_replicas, num_shards
+        self.warm_start, self.warm_ended = warm_start, 0
+        self.waiting = waiting
+        self.replicas: dict[int, _Replica] = {}
+        self.gone_early: set[int] = set()
+        self.began: float | None = None
+        self.state = "starting"
+        self.why = ""
+        self.leaving_since = 0.0
+        self.num_fresh = self.num_refuse_requests = self.refusals_in_a_row = 0
+        self.out: list[Any] = []
+
+    def see(self, machine: CoordinatorMachine, event: Any, effects: tuple[Any, ...]) -> None:
+        self.out = []
+        if self.began is None:
+            self.began = event.now
+        self._take(event)
+        assert list(effects) == self.out, f"coordinator, {event}: {effects} instead of {self.out}"
+        if isinstance(event, Tick):
+            assert machine.waits(event.now) == tuple(self._waits(event.now))
+
+    def end(self, machine: CoordinatorMachine) -> None:
+        ended = {block for block, fate in self.fates.items() if fate.end}
+        assert machine.settled.num_minibatches >= sum(block.num_minibatches for block in ended)
+        assert set(machine.refused) == {block for block, fate in self.fates.items() if fate.end == "refused"}
+
+    def _take(self, event: Any) -> None:
+        match event:
+            case Joined() if self.state in ("leaving", "ended"):
+                self._say(event.replica, event.incarnation, Recall(why=self.why))
+            case _ if self.state == "ended":
+                pass
+            case Joined():
+                self._joined(event)
+            case FromReplica(message=Ask() as ask):
+                self._asked(event, ask)
+            case FromReplica() | Lost():
+                self._gone(event)
+            case FromShard(message=Refused() as told):
+                self._refused(event, told)
+            case FromShard(message=Diverged() as told):
+                self.out.append(Diverging(what="the update", tensor=told.tensor, block=told.block))
+                if self.state != "leaving":
+                    self._leave(event.now, "diverged")
+            case Tick():
+                getattr(self, f"_tick_{self.state}")(event.now)
+            case Stop() if self.state != "leaving":
+                self._leave(event.now, event.why)
+
+    def _say(self, replica: int, incarnation: int, message: Any) -> None:
+        self.out.append(ToReplica(replica=replica, incarnation=incarnation, message=message))
+
+    def _tell(self, replica: _Replica, message: Any) -> None:
+        self._say(replica.number, replica.incarnation, message)
+
+    # Members --------------------------------------------------------------------------------------------
+
+    def _joined(self, event: Joined) -> None:
+        known = self.replicas.get(event.replica)
+        if known is not None:
+            if known.incarnation >= event.incarnation:
+                return
+            self._lose(known, event.now, "replaced by a later start")
+        self.replicas[event.replica] = _Replica(event.replica, event.incarnation, event.now)
+        self.gone_early.discard(event.replica)
+        name = f"replica{event.replica}"
+        self.out.append(
+            Report(event=events.Joined(time_s=event.now, role=name, incarnation=event.incarnation))
+        )
+        self._go_on(event.now)
+
+    def _gone(self, event: FromReplica | Lost) -> None:
+        replica = self.replicas.get(event.replica)
+        if replica is None or replica.incarnation != event.incarnation:
+            return
+        if isinstance(event, Lost):
+            self._lose(replica, event.now, event.why)
+        elif self.state == "leaving":
+            del self.replicas[replica.number]
+        else:
+            self._lose(replica, event.now, "asked to leave")
+        self._go_on(event.now)
+
+    def _lose(self, replica: _Replica, now: float, why: str) -> None:
+        del self.replicas[replica.number]
+        if self.state == "starting":
+            self.gone_early.add(replica.number)
+        self._give_back(replica, f"{replica.name}: {why}")
+        self.out.append(Report(event=events.Left(time_s=now, role=replica.name, why=why)))
+
+    def _give_back(self, replica: _Replica, why: str) -> None:
+        for block in replica.held:
+            fate = self.fates[block]
+            if replica.number in fate.holders:
+                fate.holders.remove(replica.number)
+            self._return(block, why)
+        replica.held = []
+
+    def _return(self, block: Block, why: str) -> None:
+        fate = self.fates[block]
+        if not fate.end and fate.shards_left is None and not fate.holders and block not in self.back:
+            self.back.append(block)
+            fate.why_again = why
+
+    # Asking ---------------------------------------------------------------------------------------------
+
+    def _asked(self, event: FromReplica, ask: Ask) -> None:
+        replica = self.replicas.get(event.replica)
+        if replica is None or replica.incarnation != event.incarnation:
+            why = self.why or "no longer a member"
+            self._say(event.replica, event.incarnation, Leave(request=ask.request, why=why))
+            return
+        newest = max(replica.asked, default=0)
+        if ask.request in replica.asked or ask.request <= newest - 32:
+            replica.is_silent = False
+            if ask.request in replica.answers and ask.request > newest - 32:
+                self._tell(replica, replica.answers[ask.request])
+            self._go_on(event.now)
+            return
+        replica.asked.append(ask.request)
+        if ask.finished is not None:
+            self._finished(replica, ask.finished, event.now)
+        replica.heard, replica.is_silent = event.now, False
+        replica.waiting.append(ask.request)
+        self._go_on(event.now, (replica, ask.request))
+
+    def _finished(self, replica: _Replica, report: Finished, now: float) -> None:
+        block, fate = report.block, self.fates[report.block]
+        if block in replica.held:
+            replica.held.remove(block)
+            fate.holders.remove(replica.number)
+            replica.durations.append(now - replica.heard)
+        if fate.end or fate.shards_left is not None:
+            return
+        if report.outcome is Outcome.APPLIED:
+            self._done(replica, report, now)
+        elif report.outcome is Outcome.NOT_FINITE:
+            fate.tensor = report.not_finite
+            fate.finders.append(replica.number)
+            is_twice_alone = len(fate.finders) >= 2 and self._is_alone(replica)
+            if is_twice_alone or any(finder != fate.finders[0] for finder in fate.finders):
+                self._settle(block)
+            else:
+                self._return(block, f"{replica.name}: {report.not_finite} was not finite")
+        else:
+            self._settle(block)
+
+    def _done(self, replica: _Replica, report: Finished, now: float) -> None:
+        fate = self.fates[report.block]
+        fate.end = "done"
+        self.back = [block for block in self.back if block != report.block]
+        self.warm_ended += 1
+        self.refusals_in_a_row = 0
+        replica.good += 1
+        if replica.good >= 20:
+            replica.strikes = 0
+        self.out.append(Closed(replica=replica.number, report=report))
+        for finder in fate.finders:
+            blamed = self.replicas.get(finder)
+            if blamed is None or blamed is replica:
+                continue
+            blamed.good = 0
+            blamed.strikes += 1
+            if blamed.strikes >= 3:
+                why = "quarantined: 3 blocks were not finite from it and finite from others"
+                self._tell(blamed, Recall(why=why))
+                self._lose(blamed, now, why)
+
+    # Blocks that nobody can compute ---------------------------------------------------------------------
+
+    def _settle(self, block: Block) -> None:
+        self.back = [other for other in self.back if other != block]
+        self.num_refuse_requests += 1
+        fate = self.fates[block]
+        fate.request = self.num_refuse_requests
+        fate.shards_left = list(range(self.num_shards))
+        self._ask_shards(block)
+
+    def _ask_shards(self, block: Block) -> None:
+        fate = self.fates[block]
+        for shard in fate.shards_left or ():
+            self.out.append(ToShard(shard=shard, message=Refuse(request=fate.request, block=block)))
+
+    def _refused(self, event: FromShard, told: Refused) -> None:
+        fate = self.fates[told.block]
+        if fate.shards_left is None or event.shard not in fate.shards_left:
+            return
+        fate.shards_left.remove(event.shard)
+        fate.is_mixed |= Outcome.REPEATED in told.outcomes
+        if fate.shards_left:
+            return
+        fate.end, fate.shards_left = "refused", None
+        self.warm_ended += 1
+        self.refusals_in_a_row += 1
+        why = f"the gradient of {fate.tensor!r} was not finite" if fate.tensor else "a shard has a part of it already"
+        why += "; some slices had applied it" if fate.is_mixed else ""
+        self.out.append(Report(event=events.Refused(time_s=event.now, block=told.block, why=why)))
+        if self.refusals_in_a_row >= 3 and self.state == "running":
+            self.out.append(Diverging(what="the gradient", tensor=fate.tensor, block=told.block))
+            self._leave(event.now, "diverged")
+        else:
+            self._go_on(event.now)
+
+    # Going on -------------------------------------------------------------------------------------------
+
+    def _go_on(self, now: float, asked: tuple[_Replica, int] | None = None) -> None:
+        expected = [number for number in range(self.num_replicas) if number not in self.gone_early]
+        if self.state == "starting" and expected and all(map(self._has_asked, expected)):
+            self._start(now)
+        if self.state == "running":
+            self._grant(now, asked)
+            if not self.fresh and all(fate.end for fate in self.fates.values()):
+                self._leave(now, self.why_done)
+        elif self.state == "leaving":
+            self._dismiss()
+
+    def _has_asked(self, number: int) -> bool:
+        return number in self.replicas and bool(self.replicas[number].asked)
+
+    def _start(self, now: float) -> None:
+        self.state = "running"
+        for replica in self.replicas.values():
+            replica.heard = now
+
+    def _grant(self, now: float, asked: tuple[_Replica, int] | None) -> None:
+        has_granted = True
+        while has_granted:
+            has_granted = False
+            for replica in sorted(self.replicas.values(), key=lambda replica: len(replica.held)):
+                if replica.waiting and not replica.is_silent and (block := self._pick(replica)):
+                    self._lease(replica, block, now, asked)
+                    has_granted = True
+
+    def _pick(self, replica: _Replica) -> Block | None:
+        is_warm = self.warm_ended < self.warm_start
+        if is_warm and replica is not self._first():
+            return None
+        for block in self.back:
+            if replica.number not in self.fates[block].finders or self._is_alone(replica):
+                self.back.remove(block)
+                return block
+        if not self.fresh or (is_warm and self.num_fresh >= self.warm_start):
+            return None
+        self.num_fresh += 1
+        return self.fresh.pop(0)
+
+    def _first(self) -> _Replica | None:
+        loud = [replica for replica in self.replicas.values() if not replica.is_silent]
+        return min(loud, key=lambda replica: replica.number) if loud else None
+
+    def _is_alone(self, replica: _Replica) -> bool:
+        if self.warm_ended < self.warm_start:
+            return replica is self._first()
+        return not any(other is not replica and not other.is_silent for other in self.replicas.values())
+
+    def _lease(
+        self, replica: _Replica, block: Block, now: float, asked: tuple[_Replica, int] | None
+    ) -> None:
+        request = replica.waiting.pop(0)
+        has_waited = asked is None or asked[0] is not replica or asked[1] != request
+        refresh = has_waited and not replica.held
+        if not replica.held:
+            replica.heard = now
+        fate = self.fates[block]
+        fate.num_leases += 1
+        fate.holders.append(replica.number)
+        replica.held.append(block)
+        lease = Lease(request=request, block=block, attempt=fate.num_leases, refresh=refresh)
+        replica.answers[request] = lease
+        self._tell(replica, lease)
+        if fate.num_leases > 1:
+            again = events.Redone(
+                time_s=now, block=block, attempt=fate.num_leases, replica=replica.number, why=fate.why_again
+            )
+            self.out.append(Report(event=again))
+
+    # Time -----------------------------------------------------------------------------------------------
+
+    def _tick_starting(self, now: float) -> None:
+        assert self.began is not None
+        if now - self.began < self.waiting.start_s or not any(r.asked for r in self.replicas.values()):
+            return
+        self._start(now)
+        why = f"did not fetch within {self.waiting.start_s:g} s; the run starts without it"
+        for number in range(self.num_replicas):
+            if not self._has_asked(number):
+                self.out.append(Report(event=events.Left(time_s=now, role=f"replica{number}", why=why)))
+        self._go_on(now)
+
+    def _tick_running(self, now: float) -> None:
+        for replica in self.replicas.values():
+            recent = replica.durations[-16:]
+            patience = max(self.waiting.least_s, self.waiting.factor * median(recent)) if recent else self.waiting.first_s
+            owes = replica.held or not replica.waiting
+            if owes and not replica.is_silent and now - replica.heard > patience:
+                replica.is_silent = True
+                self._give_back(replica, f"{replica.name} has been silent for {now - replica.heard:.0f} s")
+        asked_for = [block for block, fate in self.fates.items() if fate.shards_left is not None]
+        for block in sorted(asked_for, key=lambda block: self.fates[block].request):
+            self._ask_shards(block)
+        self._go_on(now)
+
+    def _tick_leaving(self, now: float) -> None:
+        for replica in list(self.replicas.values()):
+            if now - self.leaving_since < self.waiting.leave_s:
+                self._tell(replica, Recall(why=self.why))
+            else:
+                self._lose(replica, now, f"did not leave within {self.waiting.leave_s:g} s")
+        self._end_if_empty()
+
+    # The end --------------------------------------------------------------------------------------------
+
+    def _leave(self, now: float, why: str) -> None:
+        self.state, self.why, self.leaving_since = "leaving", why, now
+        for replica in self.replicas.values():
+            if replica.held or not replica.waiting:
+                self._tell(replica, Recall(why=why))
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        for replica in self.replicas.values():
+            for request in replica.waiting:
+                replica.answers[request] = Leave(request=request, why=self.why)
+                self._tell(replica, replica.answers[request])
+            replica.waiting = []
+        self._end_if_empty()
+
+    def _end_if_empty(self) -> None:
+        if not self.replicas:
+            self.state = "ended"
+            self.out.append(Ended(why=self.why))
+
+    def _waits(self, now: float) -> list[str]:
+        waits = []
+        if self.state == "starting":
+            missing = [f"replica{n}" for n in range(self.num_replicas) if not self._has_asked(n)]
+            waits.append(f"the start waits for {', '.join(missing)}")
+        for replica in self.replicas.values():
+            if replica.is_silent:
+                waits.append(f"{replica.name} has been silent for {now - replica.heard:.0f} s")
+        settling = [(fate.request, block, fate) for block, fate in self.fates.items() if fate.shards_left]
+        for _, block, fate in sorted(settling, key=lambda entry: entry[0]):
+            shards = ", ".join(f"shard{shard}" for shard in fate.shards_left or ())
+            waits.append(f"{block} waits to be settled by {shards}")
+        if self.state == "running" and not self.replicas:
+            waits.append("the run waits for a replica: none is left")
+        if self.state == "leaving" and self.replicas:
+            names = ", ".join(replica.name for replica in self.replicas.values())
+            waits.append(f"the end waits for {names} to leave")
+        return waits

@@ -1,0 +1,553 @@
+"""Small hand-written schedules, each with one thing in view that chance brings about too rarely.
+
+Each takes a variant, a number that shifts its times and seeds a little, so that one idea gives many schedules.
+"""
+
+from collections.abc import Callable
+
+from squall.blocks import Block
+from squall.cluster.faults import AtStep, AtTime, Delay, Drop, Duplicate, Kill, Pause
+from squall.cluster.world import Outside, Pace
+from squall.coordinator.machine import FromReplica, FromShard, Joined, Lost, Stop
+from squall.replica.session import FromCoordinator
+from squall.shard.machine import Close, FromWorker, Save, Worker
+from squall.wire.messages import Ask, Diverged, Fetch, Goodbye, Recall
+from tests.simulated.coordinator_rules import Waiting
+from tests.simulated.schedules import Schedule
+
+DIRECTED: dict[str, Callable[[int], Schedule]] = {}
+SHORT = Waiting(start_s=6.0, first_s=8.0)
+
+
+def directed(make: Callable[[int], Schedule]) -> Callable[[int], Schedule]:
+    DIRECTED[make.__name__] = make
+    return make
+
+
+def _recall(replica: int, at_s: float) -> Outside:
+    return Outside(at_s=at_s, role=f"replica{replica}", event=FromCoordinator(message=Recall(why="by SIGTERM")))
+
+
+def _stop(at_s: float) -> Outside:
+    return Outside(at_s=at_s, role="coordinator", event=Stop(now=at_s, why="stopped"))
+
+
+def _shift(variant: int, step: float = 0.07) -> float:
+    return variant * step
+
+
+# Nothing goes wrong -----------------------------------------------------------------------------------
+
+
+@directed
+def lone(variant: int) -> Schedule:
+    return Schedule(seed=variant, num_replicas=1, slices=((0,),), has_local_steps=True, ahead=variant % 2)
+
+
+@directed
+def fetches_between_pushes(variant: int) -> Schedule:
+    """Fetches fall within blocks, or ride on some pushes only; blocks at ends of epochs are short."""
+    n_fetch, n_push = ((1, 3), (2, 3), (2, 5), (5, 2), (4, 2), (3, 3), (7, 3), (1, 1), (3, 4))[variant % 9]
+    return Schedule(
+        seed=variant,
+        num_replicas=1 + variant % 2,
+        n_fetch=n_fetch,
+        n_push=n_push,
+        has_local_steps=True,
+        minibatches_per_epoch=11,
+        epochs=3,
+        pace=Pace(speeds=(5.0, 3.0)),
+    )
+
+
+@directed
+def unequal_crowd(variant: int) -> Schedule:
+    speeds = (1.0, 0.1, 10.0, 3.0, 0.5)
+    return Schedule(
+        seed=variant,
+        num_replicas=5,
+        slices=((0, 3), (1,), (2,)),
+        minibatches_per_epoch=23,
+        ahead=1 + variant % 3,
+        pace=Pace(speeds=speeds, apply_s=0.01),
+    )
+
+
+@directed
+def no_shard(variant: int) -> Schedule:
+    """A model without parameters: blocks are computed, nothing is exchanged."""
+    return Schedule(seed=variant, slices=((), ()), n_fetch=1 + variant % 2, n_push=2)
+
+
+@directed
+def bounds(variant: int) -> Schedule:
+    """Epochs and steps meet in every order, also in the middle of a block."""
+    epochs, steps = ((2, 14), (2, 13), (2, 15), (None, 8), (3, None), (1, 1), (None, 15), (2, 7))[variant % 8]
+    return Schedule(seed=variant, epochs=epochs, steps=steps, n_push=1 + variant % 3)
+
+
+@directed
+def bounded_by_time(variant: int) -> Schedule:
+    return Schedule(seed=variant, epochs=None, stop_at=6.0 + _shift(variant), n_push=2, linger_s=3.0)
+
+
+@directed
+def warm_start(variant: int) -> Schedule:
+    return Schedule(seed=variant, warm_start=1 + variant % 4, n_push=1 + variant % 2, n_fetch=2)
+
+
+@directed
+def resumed(variant: int) -> Schedule:
+    settled = (
+        ((0, 0, 0, 3), (0, 0, 5, 7)),
+        ((0, 0, 0, 7), (0, 1, 2, 4)),
+        ((0, 0, 1, 2), (0, 0, 3, 4), (0, 1, 6, 7)),
+        ((0, 0, 0, 7), (0, 1, 0, 7)),
+    )[variant % 4]
+    return Schedule(
+        seed=variant,
+        settled=settled,
+        incarnation=1,
+        n_push=1 + variant % 3,
+        steps=None if variant % 2 else 12,
+    )
+
+
+# Gradients that are not finite ------------------------------------------------------------------------
+
+
+@directed
+def poisoned(variant: int) -> Schedule:
+    """Nobody can compute one block: two replicas find so, and every slice is told."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2 + variant % 2,
+        poisoned=((0, variant % 7),),
+        n_fetch=1 + variant % 3,
+        has_local_steps=True,
+        pace=Pace(jitter=0.5),
+    )
+
+
+@directed
+def poisoned_alone(variant: int) -> Schedule:
+    return Schedule(
+        seed=variant, num_replicas=1, poisoned=((0, 1 + variant % 3), (1, 2)), ahead=variant % 3, n_fetch=3
+    )
+
+
+@directed
+def poisoned_warm_start(variant: int) -> Schedule:
+    return Schedule(seed=variant, warm_start=2 + variant % 2, poisoned=((0, variant % 2),))
+
+
+@directed
+def poisoned_and_lossy(variant: int) -> Schedule:
+    """Requests to settle are lost and sent again; shards are busy when they come."""
+    return Schedule(
+        seed=variant,
+        slices=((0, 1), (2,)),
+        poisoned=((0, 2), (0, 5)),
+        faults=(Drop("refuse", 0.5), Drop("refuse.reply", 0.5), Duplicate("refuse", 0.5), Delay(0.1, 0.1)),
+        pace=Pace(apply_s=0.3, jitter=1.0),
+        linger_s=5.0,
+    )
+
+
+@directed
+def three_in_a_row(variant: int) -> Schedule:
+    """Three blocks in a row that nobody can compute end the run; four with good ones between do not."""
+    poisoned = (((0, 2), (0, 3), (0, 4)), ((0, 0), (0, 2), (0, 4), (0, 6)))[variant % 2]
+    return Schedule(
+        seed=variant,
+        num_replicas=1 + variant // 2 % 2,
+        poisoned=poisoned,
+        ahead=0,
+        pace=Pace(jitter=0.0),
+    )
+
+
+@directed
+def quarantined(variant: int) -> Schedule:
+    return Schedule(
+        seed=variant,
+        num_replicas=2 + variant % 2,
+        sick=(1,),
+        sick_at=tuple(range(2 + variant % 3, 100)),
+        minibatches_per_epoch=13,
+    )
+
+
+@directed
+def forgiven(variant: int) -> Schedule:
+    """Two strikes, many good blocks, two more strikes: twenty good ones in a row forgive, fewer do not."""
+    again = 23 + variant % 4
+    return Schedule(
+        seed=variant,
+        num_replicas=2,
+        sick=(1,),
+        sick_at=(1, 2, again, again + 1),
+        minibatches_per_epoch=70,
+        epochs=1,
+        pace=Pace(jitter=0.1),
+    )
+
+
+@directed
+def sick_one_is_left(variant: int) -> Schedule:
+    """The healthy one dies while the other has found blocks not finite: those end as refused."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2,
+        sick=(1,),
+        sick_at=(2, 3, 5),
+        faults=(Kill("replica0", AtTime(1.5 + _shift(variant))),),
+        waiting=SHORT,
+    )
+
+
+# A shard that diverges, or has a part already ---------------------------------------------------------
+
+
+@directed
+def ruined(variant: int) -> Schedule:
+    """An update leaves a tensor not finite; others push and fetch meanwhile, come and go."""
+    return Schedule(
+        seed=variant,
+        slices=((0, 1), (2,)),
+        ruined=(0, 1 + variant % 3),
+        faults=(
+            Kill("replica1", AtTime(1.7 + _shift(variant)), restart=0.2),
+            Duplicate("refuse.reply", 1.0),
+            Delay(0.1, 0.09),
+        ),
+        pace=Pace(apply_s=0.1 * (variant % 2)),
+        linger_s=6.0,
+    )
+
+
+@directed
+def ruined_unheard(variant: int) -> Schedule:
+    """What the shard says of it is lost: it is found out because nothing is applied any more."""
+    at_s = 8.0 + _shift(variant)
+    return Schedule(
+        seed=variant,
+        num_replicas=2,
+        ruined=(0, 1),
+        faults=(Drop("refuse.reply", 0.7),),
+        outside=(
+            Outside(at_s=at_s, role="shard0", event=Close()),
+            Outside(at_s=at_s + 0.1, role="shard0", event=FromWorker(sender=_worker(0), message=_fetch(99))),
+            Outside(at_s=2.2, role="shard0", event=Save(name="at-once")) if variant % 2 else _stop(40.0),
+            _stop(30.0),
+        )
+        if variant % 3
+        else (_stop(30.0),),
+        pace=Pace(apply_s=0.5),
+        waiting=SHORT,
+    )
+
+
+def _worker(replica: int, incarnation: int = 0) -> Worker:
+    return Worker(replica=replica, partition=0, incarnation=incarnation)
+
+
+def _fetch(request: int) -> Fetch:
+    return Fetch(request=request, into=0)
+
+
+@directed
+def ahead_of_the_books(variant: int) -> Schedule:
+    """One slice has more than the coordinator knows: a whole block, a part of one, or the edge of one."""
+    more = (
+        ((1, 0, 0, 2, 3),),
+        ((1, 0, 0, 2, 4),),
+        ((0, 0, 0, 0, 2), (1, 0, 0, 4, 5)),
+        ((0, 0, 0, 1, 3), (1, 0, 1, 5, 6)),
+    )[variant % 4]
+    return Schedule(seed=variant, ahead_of_books=more, n_push=2, incarnation=2, num_replicas=1 + variant % 2)
+
+
+# Replicas that are late, lost or replaced --------------------------------------------------------------
+
+
+@directed
+def missing_at_the_start(variant: int) -> Schedule:
+    """One is not there: the start waits for it, but not for ever, and says who was missing."""
+    return Schedule(
+        seed=variant,
+        faults=(Pause(f"replica{variant % 3}", 100.0, AtTime(0.0)),),
+        waiting=None if variant % 2 else SHORT,
+        pace=Pace(tick_s=0.5 if variant % 4 < 2 else 0.3),
+    )
+
+
+@directed
+def slow_to_begin(variant: int) -> Schedule:
+    """Ticks come before the first step; a start time-out finds nobody at first."""
+    return Schedule(
+        seed=variant,
+        pace=Pace(begin_s=3.0 + 2.0 * (variant % 4)),
+        waiting=SHORT,
+        faults=(Kill(f"replica{variant % 3}", AtTime(2.1), restart=1.0),) if variant % 2 else (),
+    )
+
+
+@directed
+def gone_before_the_start(variant: int) -> Schedule:
+    """Who dies, is recalled or says goodbye before the start is not waited for."""
+    outside = (_recall(1, 1.0 + _shift(variant)),) if variant % 2 else ()
+    faults = () if variant % 2 else (Kill("replica1", AtTime(1.0 + _shift(variant))),)
+    return Schedule(
+        seed=variant, pace=Pace(begin_s=4.0), faults=faults, outside=outside, waiting=SHORT, num_replicas=2
+    )
+
+
+@directed
+def back_before_the_start(variant: int) -> Schedule:
+    """One dies before the start and comes back before it: then the start waits for it again."""
+    return Schedule(
+        seed=variant,
+        pace=Pace(begin_s=4.0),
+        faults=(Kill("replica1", AtTime(1.0 + _shift(variant)), restart=0.5),),
+        waiting=Waiting(start_s=30.0),
+    )
+
+
+@directed
+def goodbye_before_the_start(variant: int) -> Schedule:
+    """The start waits for one that is silent; another one, which has asked already, is told to leave."""
+    return Schedule(
+        seed=variant,
+        faults=(Pause("replica0", 4.0, AtTime(0.0)),),
+        outside=(_recall(1, 1.0 + _shift(variant)),),
+        waiting=SHORT,
+    )
+
+
+@directed
+def stopped_before_the_start(variant: int) -> Schedule:
+    return Schedule(
+        seed=variant,
+        pace=Pace(begin_s=2.0),
+        outside=(_stop(0.4 + _shift(variant)),),
+        linger_s=2.0,
+    )
+
+
+@directed
+def diverged_before_the_start(variant: int) -> Schedule:
+    """A shard that a run before this one left diverged says so."""
+    told = FromShard(now=0.5, shard=0, message=Diverged(block=Block(0, 0, 1, 2), tensor=3))
+    return Schedule(
+        seed=variant,
+        pace=Pace(begin_s=2.0),
+        ruined=(9, 9),
+        outside=(Outside(at_s=0.5, role="coordinator", event=told),),
+    )
+
+
+@directed
+def recalled(variant: int) -> Schedule:
+    """Notices at every moment: before the first step, in an exchange, in a minibatch, while waiting, at the end."""
+    outside = (
+        _recall(0, 0.25 if variant % 2 else 1.2 + _shift(variant)),
+        _recall(1, 1.5 + _shift(variant, 0.11)),
+        _recall(1, 2.0 + _shift(variant, 0.11)),
+        _recall(2, 90.0),
+    )
+    return Schedule(
+        seed=variant,
+        outside=outside,
+        n_push=1 + variant % 2,
+        faults=(Delay(0.2, 0.1),),
+        pace=Pace(begin_s=0.5, apply_s=0.2 * (variant % 2)),
+        linger_s=2.0,
+    )
+
+
+@directed
+def stands_still(variant: int) -> Schedule:
+    """One stands still beyond its deadline: its block goes to another, and it comes back."""
+    return Schedule(
+        seed=variant,
+        faults=(Pause(f"replica{variant % 2}", 30.0 + _shift(variant, 3.0), AtStep(1 + variant % 3)),),
+        waiting=(None, SHORT, Waiting(least_s=2.0, factor=4.0))[variant % 3],
+        warm_start=(0, 3)[variant // 2 % 2],
+        minibatches_per_epoch=15,
+        linger_s=60.0,
+        pace=Pace(tick_s=0.25),
+    )
+
+
+@directed
+def all_stand_still(variant: int) -> Schedule:
+    """Nobody is heard for long: blocks come back, and are done when somebody wakes up."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2,
+        faults=(Pause("replica0", 90.0, AtStep(2)), Pause("replica1", 95.0 + _shift(variant), AtStep(1))),
+        poisoned=((0, 3),) if variant % 2 else (),
+        waiting=SHORT,
+    )
+
+
+@directed
+def slow_but_alive(variant: int) -> Schedule:
+    """Ten times slower than the rest is not silent."""
+    return Schedule(seed=variant, num_replicas=2, pace=Pace(speeds=(1.0, 0.1), jitter=0.1), epochs=3)
+
+
+@directed
+def replaced(variant: int) -> Schedule:
+    """A restart is known before the death is; what comes from the life before is late."""
+    late = 1.6 + _shift(variant)
+    stale = FromReplica(now=late, replica=1, incarnation=0, message=Ask(request=7, finished=None))
+    gone = FromReplica(now=late, replica=1, incarnation=0, message=Goodbye())
+    return Schedule(
+        seed=variant,
+        faults=(Kill("replica1", AtTime(1.4 + _shift(variant)), restart=0.001), Delay(0.05, 0.05)),
+        outside=(
+            Outside(at_s=late, role="coordinator", event=stale),
+            Outside(at_s=late, role="coordinator", event=gone),
+            Outside(at_s=late, role="coordinator", event=Joined(now=late, replica=1, incarnation=0)),
+            Outside(at_s=late, role="coordinator", event=Lost(now=late, replica=2, incarnation=5, why="foreign")),
+            Outside(at_s=late, role="shard0", event=FromWorker(sender=_worker(1), message=_fetch(50))),
+            Outside(at_s=late, role="shard0", event=FromWorker(sender=_worker(8), message=_fetch(1))),
+        ),
+        pace=Pace(apply_s=0.3),
+    )
+
+
+@directed
+def crashes_while_a_shard_works(variant: int) -> Schedule:
+    """Workers come and go while an update runs."""
+    return Schedule(
+        seed=variant,
+        faults=(
+            Kill("replica0", AtTime(1.35 + _shift(variant, 0.05)), restart=0.02),
+            Kill("replica2", AtTime(2.1 + _shift(variant, 0.05))),
+        ),
+        pace=Pace(apply_s=0.8, jitter=0.3),
+    )
+
+
+@directed
+def nobody_is_left(variant: int) -> Schedule:
+    faults = tuple(Kill(f"replica{number}", AtTime(1.5 + number + _shift(variant))) for number in range(3))
+    return Schedule(seed=variant, faults=faults, waiting=SHORT)
+
+
+@directed
+def old_requests(variant: int) -> Schedule:
+    """Long after, every request of a run comes once more: only the youngest are still remembered."""
+    late = [
+        Outside(
+            at_s=30.0 + 0.001 * request,
+            role="coordinator",
+            event=FromReplica(
+                now=30.0, replica=0, incarnation=0, message=Ask(request=request, finished=None)
+            ),
+        )
+        for request in range(1, 80)
+    ]
+    late += [
+        Outside(at_s=31.0, role="shard0", event=FromWorker(sender=_worker(0), message=_fetch(number)))
+        for number in (1, 2, 5)
+    ]
+    return Schedule(
+        seed=variant,
+        num_replicas=1,
+        minibatches_per_epoch=30 + variant % 3,
+        epochs=1,
+        outside=tuple(late),
+        pace=Pace(jitter=0.05),
+        faults=(Pause("replica0", 3.0, AtTime(29.5)),),
+        linger_s=1.0,
+        ahead=1,
+    )
+
+
+# The launcher's wishes, and the end -------------------------------------------------------------------
+
+
+@directed
+def saved_and_closed(variant: int) -> Schedule:
+    """Checkpoints while updates run and while not, and a shard that is closed under working replicas."""
+    saves = tuple(
+        Outside(at_s=0.3 * number + _shift(variant, 0.02), role="shard0", event=Save(name=str(number)))
+        for number in range(10)
+    )
+    at_s = 3.0 + _shift(variant)
+    closes = (
+        Outside(at_s=at_s, role="shard0", event=Close()),
+        Outside(at_s=at_s + 0.1, role="shard1", event=Close()) if variant % 2 else _stop(at_s + 6.0),
+        _stop(at_s + 8.0),
+    )
+    return Schedule(
+        seed=variant,
+        outside=saves + closes,
+        poisoned=((0, 2), (0, 3)),
+        faults=(
+            Kill("replica1", AtTime(at_s + 2.0)),
+            Drop("refuse.reply", 0.6),
+            Duplicate("fetch", 0.5),
+            Delay(0.1, 0.1),
+        ),
+        pace=Pace(apply_s=0.4 * (variant % 3), speeds=(2.0,)),
+        epochs=5,
+        waiting=SHORT,
+        linger_s=4.0,
+    )
+
+
+@directed
+def closed_when_fetching(variant: int) -> Schedule:
+    """A shard is closed while a replica joins it."""
+    return Schedule(
+        seed=variant,
+        outside=(Outside(at_s=0.0005, role="shard0", event=Close()), _stop(3.0 + _shift(variant))),
+        linger_s=1.0,
+    )
+
+
+@directed
+def stopped_twice(variant: int) -> Schedule:
+    """Stopped while everybody works, and again; one does not hear of it and is given up, and comes late."""
+    at_s = 3.0 + _shift(variant)
+    ended = 30.0
+    foreign = FromShard(now=ended, shard=0, message=Diverged(block=Block(0, 0, 1, 2), tensor=3))
+    return Schedule(
+        seed=variant,
+        epochs=None,
+        outside=(
+            _stop(at_s),
+            _stop(at_s + 0.2),
+            _stop(ended),
+            Outside(at_s=ended, role="coordinator", event=foreign),
+        ),
+        faults=(
+            Pause("replica1", 10.0, AtTime(at_s - 0.5)),
+            Kill("replica2", AtTime(at_s + 0.1), restart=0.5),
+            Kill("replica1", AtTime(ended - 1.0), restart=0.5),
+        ),
+        pace=Pace(latency_s=0.0 if variant % 2 else 0.05),
+        waiting=(None, Waiting(leave_s=2.0))[variant // 2 % 2],
+        linger_s=40.0,
+    )
+
+
+@directed
+def late_after_the_end(variant: int) -> Schedule:
+    """Everything comes twice and late, so that it meets those who have left."""
+    return Schedule(
+        seed=variant,
+        poisoned=((0, 6), (1, 6)),
+        faults=(Duplicate("*", 0.9), Delay(0.8, 0.8)),
+        linger_s=10.0,
+    )
+
+
+@directed
+def lossy(variant: int) -> Schedule:
+    return Schedule(seed=variant, faults=(Drop("*", 0.3), Delay(0.1, 0.1)), n_push=2, linger_s=3.0)

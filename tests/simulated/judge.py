@@ -1,0 +1,83 @@
+"""Judges of simulated schedules: one that follows every decider, and facts that must hold at the end."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from squall.blocks import Block
+from squall.coordinator.machine import CoordinatorMachine, FromReplica, ToReplica
+from squall.machines import Machine, key_of
+from squall.replica.downpour import DownpourLoop
+from squall.replica.session import ReplicaSession
+from squall.shard.machine import ShardMachine, SliceBook
+from squall.wire.messages import Ask, Lease
+from tests.simulated.coordinator_rules import CoordinatorRules
+from tests.simulated.replica_rules import ReplicaRules
+from tests.simulated.shard_rules import ShardRules, positions
+
+
+class Judge:
+    """Follows every decider of one schedule: their effects, their invariants, and what is worth counting.
+
+    Args:
+        rules: of the coordinator.
+        loop, slices: what the replicas know.
+        books: per shard, as at the start.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: CoordinatorRules,
+        loop: DownpourLoop,
+        slices: Sequence[tuple[int, ...]],
+        books: Mapping[int, Sequence[SliceBook]],
+        incarnation: int,
+    ) -> None:
+        self.pairs: Counter[tuple[str, str, str]] = Counter()
+        self.leases: list[tuple[float, ToReplica]] = []
+        self.asked: dict[int, float] = {}  # when each replica asked first
+        self._coordinator = rules
+        self._loop = loop
+        self._slices = {shard: held for shard, held in enumerate(slices) if held}
+        self._replicas: dict[int, ReplicaRules] = {}  # by the identity of the session
+        self._kept: list[Machine] = []  # so that no identity is used twice
+        self._shards = [ShardRules(shard, incarnation, held) for shard, held in enumerate(slices)]
+        for shard, rules_of_shard in enumerate(self._shards):
+            for known, book in zip(rules_of_shard.slices, books[shard], strict=True):
+                known.version = book.version
+                for entry in book.settled.entries():
+                    known.applied |= positions(Block(*entry))
+
+    def watch(self, name: str, machine: Machine, event: Any, effects: tuple[Any, ...]) -> None:
+        phase, seen = machine.story[-1]
+        assert seen is event
+        self.pairs[type(machine).__name__, phase.name, key_of(event).__name__] += 1
+        machine.check_invariants()
+        match machine:
+            case ShardMachine():
+                self._shards[machine.shard].see(machine, event, effects)
+            case ReplicaSession():
+                self._rules_of(machine).see(machine, event, effects)
+            case CoordinatorMachine():
+                self._note(event, effects)
+                self._coordinator.see(machine, event, effects)
+
+    def _rules_of(self, session: ReplicaSession) -> ReplicaRules:
+        if id(session) not in self._replicas:
+            self._replicas[id(session)] = ReplicaRules(self._loop, self._slices)
+            self._kept.append(session)
+        return self._replicas[id(session)]
+
+    def _note(self, event: Any, effects: tuple[Any, ...]) -> None:
+        if isinstance(event, FromReplica) and isinstance(event.message, Ask):
+            self.asked.setdefault(event.replica, event.now)
+        known = [lease for _, lease in self.leases[-100:]]
+        for effect in effects:
+            if isinstance(effect, ToReplica) and isinstance(effect.message, Lease) and effect not in known:
+                self.leases.append((event.now, effect))
+
+    def end(self, directs: CoordinatorMachine, shards: Sequence[ShardMachine]) -> None:
+        self._coordinator.end(directs)
+        for rules, machine in zip(self._shards, shards, strict=True):
+            rules.end(machine)
