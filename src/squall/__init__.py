@@ -46,30 +46,39 @@ _MODULES = ("data", "errors")
 __all__ = ["__version__", *_PUBLIC, *_MODULES]
 
 if TYPE_CHECKING:
-    from squall import data, errors
-    from squall.api import fit, start
-    from squall.cluster.in_process import InProcess
-    from squall.cluster.local import Local
-    from squall.data.source import Source
-    from squall.errors import (
-        ConfigError,
-        CorruptError,
-        DataError,
-        DivergedError,
-        LostError,
-        ModelError,
-        RunError,
-        RunExistsError,
-        SquallError,
-        UserCodeError,
-    )
-    from squall.observe.events import Checkpointed, Ended, Evaluated, Joined, Left, Progress, Redone, Refused
-    from squall.rules.adagrad import Adagrad
-    from squall.rules.rule import Rule
-    from squall.rules.sgd import Sgd
-    from squall.training.job import Job
-    from squall.training.run import Run, load
-    from squall.training.strategies import Downpour
+    # `as` says to type checkers that these are for others to use.
+    from squall import data as data
+    from squall import errors as errors
+    from squall.api import fit as fit
+    from squall.api import start as start
+    from squall.cluster.in_process import InProcess as InProcess
+    from squall.cluster.local import Local as Local
+    from squall.data.source import Source as Source
+    from squall.errors import ConfigError as ConfigError
+    from squall.errors import CorruptError as CorruptError
+    from squall.errors import DataError as DataError
+    from squall.errors import DivergedError as DivergedError
+    from squall.errors import LostError as LostError
+    from squall.errors import ModelError as ModelError
+    from squall.errors import RunError as RunError
+    from squall.errors import RunExistsError as RunExistsError
+    from squall.errors import SquallError as SquallError
+    from squall.errors import UserCodeError as UserCodeError
+    from squall.observe.events import Checkpointed as Checkpointed
+    from squall.observe.events import Ended as Ended
+    from squall.observe.events import Evaluated as Evaluated
+    from squall.observe.events import Joined as Joined
+    from squall.observe.events import Left as Left
+    from squall.observe.events import Progress as Progress
+    from squall.observe.events import Redone as Redone
+    from squall.observe.events import Refused as Refused
+    from squall.rules.adagrad import Adagrad as Adagrad
+    from squall.rules.rule import Rule as Rule
+    from squall.rules.sgd import Sgd as Sgd
+    from squall.training.job import Job as Job
+    from squall.training.run import Run as Run
+    from squall.training.run import load as load
+    from squall.training.strategies import Downpour as Downpour
 
 
 def __getattr__(name: str) -> Any:

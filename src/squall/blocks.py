@@ -76,6 +76,19 @@ class BlockSet:
     def add(self, block: Block) -> None:
         self._ranges.setdefault((block.stage, block.epoch), RangeSet()).add(block.first, block.stop)
 
+    def missing(self, block: Block) -> tuple[Block, ...]:
+        """The parts of a block that are not in the set, in order.
+
+        >>> BlockSet(((0, 0, 2, 4),)).missing(Block(0, 0, 1, 6))
+        (Block(stage=0, epoch=0, first=1, stop=2), Block(stage=0, epoch=0, first=4, stop=6))
+        """
+        gaps = self.of(block.stage, block.epoch).gaps(block.stop)
+        return tuple(
+            Block(block.stage, block.epoch, max(start, block.first), stop)
+            for start, stop in gaps
+            if stop > block.first
+        )
+
     def of(self, stage: int, epoch: int) -> RangeSet:
         """The positions of one epoch; an empty set if there are none. Not to be written to."""
         return self._ranges.get((stage, epoch), RangeSet())

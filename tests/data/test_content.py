@@ -126,6 +126,7 @@ def test_a_missing_file_a_directory_and_a_pipe_are_refused_by_name(tmp_path: Pat
     assert "no such file" in refused(tmp_path / "missing")
     assert "a directory" in refused(tmp_path)
     assert "a pipe" in refused(tmp_path / "pipe")
+    assert "or device" in refused(Path(os.devnull))
     assert "not a directory" in refused(write(tmp_path, b"x") / "below")
     assert "null" in refused(Path("zero\0byte"))
     assert "name too long" in refused(tmp_path / ("x" * 300))

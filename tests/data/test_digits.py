@@ -6,6 +6,7 @@ by class; a digit in both parts; images left in two dimensions.
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from tests.data.files import SHARED, needs_shared
 FOLDER = Path(squall.data.__file__).parent / "digits"
 
 
-def parts() -> list[tuple[np.ndarray, np.ndarray]]:  # type: ignore[type-arg]
+def parts() -> list[tuple[Any, Any]]:
     found = []
     for source in digits():
         assert isinstance(source, TensorSource)

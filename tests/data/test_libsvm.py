@@ -46,6 +46,10 @@ def test_plus_and_minus_one_become_classes_if_there_are_two(tmp_path: Path) -> N
     assert tree(write(tmp_path, "0 1:1\n1 1:2\n"), classes=2)[1].tolist() == [0, 1]
 
 
+def test_a_label_out_of_range_is_refused_by_its_line(tmp_path: Path) -> None:
+    assert "row 3: " in refusal(write(tmp_path, "0 1:1\n# a comment\n5 1:1\n"), classes=3)
+
+
 def test_labels_that_are_no_whole_numbers_stay_float32(tmp_path: Path) -> None:
     targets = tree(write(tmp_path, "0.5 1:1\n1 1:2\n"))[1]
     assert (targets.dtype, targets.tolist()) == (np.float32, [0.5, 1])

@@ -7,6 +7,7 @@ array that is not a number read as bytes; the limit on inflating removed.
 
 import io
 import pickle
+import re
 import struct
 import tracemalloc
 import zipfile
@@ -59,7 +60,8 @@ def tree(*args: Any, **options: Any) -> Any:
 def test_inputs_and_targets_go_by_the_usual_names(
     tmp_path: Path, x: str, y: str, wrap: type[bytes], compressed: bool
 ) -> None:
-    data = npz_bytes(compressed, **{"a_first": Y[:2], y: Y, x: X, "x_test": X[:1], "y_test": Y[:1]})
+    arrays: dict[str, Any] = {"a_first": Y[:2], y: Y, x: X, "x_test": X[:1], "y_test": Y[:1]}
+    data = npz_bytes(compressed, **arrays)
 
     inputs, targets = tree(write(tmp_path, wrap(data)))
 
@@ -139,8 +141,6 @@ def test_pickled_objects_are_refused_and_never_run(tmp_path: Path) -> None:
     ],
 )
 def test_an_array_that_cannot_be_trained_on_is_refused(tmp_path: Path, array: Any, message: str) -> None:
-    import re
-
     assert re.search(message, refusal(write(tmp_path, npz_bytes(x=array))))
 
 
@@ -186,6 +186,19 @@ def test_a_header_that_promises_the_world_allocates_nothing(tmp_path: Path, meth
 )
 def test_a_zip_that_is_no_sound_npz_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     assert message in refusal(write(tmp_path, data))
+
+
+def test_two_arrays_of_one_name_are_refused(tmp_path: Path) -> None:
+    data = npz_bytes(x=X, y=Y).replace(b"y.npy", b"x.npy")
+    assert "the same name" in refusal(write(tmp_path, data))
+
+
+def test_an_array_hidden_in_a_comment_is_missed(tmp_path: Path) -> None:
+    data = bytearray(npz_bytes(x=X, y=Y))
+    first, second, end = data.index(b"PK\1\2"), data.rindex(b"PK\1\2"), data.rindex(b"PK\5\6")
+    # The comment of the first record swallows the second.
+    data[first + 32 : first + 34] = struct.pack("<H", end - second)
+    assert "2 members are counted, 1 found" in refusal(write(tmp_path, bytes(data)))
 
 
 def test_an_npz_with_a_comment_is_read(tmp_path: Path) -> None:

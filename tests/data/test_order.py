@@ -74,15 +74,16 @@ def test_seeds_of_neighbouring_minibatches_hardly_ever_meet() -> None:
 
 
 @pytest.mark.parametrize("argument", [0, 1, 2])
-def test_one_bit_of_any_argument_changes_half_the_bits_of_the_seed(argument: int) -> None:
-    changed = []
+def test_any_bit_of_any_argument_changes_half_the_bits_of_the_seed(argument: int) -> None:
+    bases = np.random.default_rng(0).integers(2**63, size=(100, 3)).tolist()
     for bit in range(64):
-        arguments = [7, 8, 9]
-        arguments[argument] ^= 1 << bit
-        changed.append((seed_for(7, 8, 9) ^ seed_for(*arguments)).bit_count())
-
-    assert 14 < np.mean(changed) < 18
-    assert min(changed) >= 4
+        changed = []
+        for base in bases:
+            other = list(base)
+            other[argument] ^= 1 << bit
+            changed.append((seed_for(*base) ^ seed_for(*other)).bit_count())
+        # 16 on average; the mean of 100 strays by 0.28.
+        assert 14.5 < np.mean(changed) < 17.5
 
 
 def test_arguments_do_not_stand_for_one_another() -> None:

@@ -24,7 +24,7 @@ def follow(handle: Handle, minibatches: int) -> list[Event]:
         seen.append(event)
         if isinstance(event, Progress) and event.minibatches >= minibatches:
             return seen
-    raise AssertionError(f"the run ended before {minibatches} minibatches: {seen[-1]}")
+    raise AssertionError(f"{handle.result(1)} ended before {minibatches} minibatches: {seen[-1:]}")
 
 
 def assert_every_block_once(run: squall.Run, epochs: int, slices: int) -> None:

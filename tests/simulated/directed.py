@@ -228,23 +228,42 @@ def ruined(variant: int) -> Schedule:
 
 @directed
 def ruined_unheard(variant: int) -> Schedule:
-    """What the shard says of it is lost: it is found out because nothing is applied any more."""
-    at_s = 8.0 + _shift(variant)
+    """What the shard says of it is lost: its slices apply nothing any more, whoever comes."""
     return Schedule(
         seed=variant,
-        num_replicas=2,
+        num_replicas=3,
+        slices=((0, 1), (2,)),
         ruined=(0, 1),
-        faults=(Drop("refuse.reply", 0.7),),
+        faults=(
+            Drop("refuse.reply", 1.0),
+            Kill("replica1", AtTime(4.0 + _shift(variant)), restart=0.5),
+            Kill("replica2", AtTime(6.0 + _shift(variant)), restart=0.5),
+        ),
         outside=(
+            Outside(at_s=9.0, role="shard0", event=Close()),
+            Outside(at_s=9.1, role="shard0", event=FromWorker(sender=_worker(0), message=_fetch(99))),
+            _stop(10.0),
+        ),
+        minibatches_per_epoch=40,
+        pace=Pace(apply_s=0.2),
+    )
+
+
+@directed
+def ruined_while_others_wait(variant: int) -> Schedule:
+    """A checkpoint, a fetch and the end come while the update runs that ruins the slice."""
+    at_s = 1.55 + _shift(variant, 0.02)
+    return Schedule(
+        seed=variant,
+        ruined=(0, 1),
+        outside=(
+            Outside(at_s=at_s, role="shard0", event=Save(name="in between")),
+            Outside(at_s=at_s, role="shard0", event=FromWorker(sender=_worker(2), message=_fetch(99))),
             Outside(at_s=at_s, role="shard0", event=Close()),
-            Outside(at_s=at_s + 0.1, role="shard0", event=FromWorker(sender=_worker(0), message=_fetch(99))),
-            Outside(at_s=2.2, role="shard0", event=Save(name="at-once")) if variant % 2 else _stop(40.0),
-            _stop(30.0),
-        )
-        if variant % 3
-        else (_stop(30.0),),
-        pace=Pace(apply_s=0.5),
-        waiting=SHORT,
+            Outside(at_s=at_s, role="shard0", event=FromWorker(sender=_worker(1), message=_fetch(99))),
+        ),
+        pace=Pace(apply_s=0.5, jitter=0.0),
+        linger_s=3.0,
     )
 
 
@@ -513,12 +532,13 @@ def closed_when_fetching(variant: int) -> Schedule:
 
 @directed
 def stopped_twice(variant: int) -> Schedule:
-    """Stopped while everybody works, and again; one does not hear of it and is given up, and comes late."""
+    """Stopped while everybody works, and again; some do not hear of it and are given up, and come late."""
     at_s = 3.0 + _shift(variant)
-    ended = 30.0
+    ended = at_s + 15.0
     foreign = FromShard(now=ended, shard=0, message=Diverged(block=Block(0, 0, 1, 2), tensor=3))
     return Schedule(
         seed=variant,
+        num_replicas=4,
         epochs=None,
         outside=(
             _stop(at_s),
@@ -527,13 +547,15 @@ def stopped_twice(variant: int) -> Schedule:
             Outside(at_s=ended, role="coordinator", event=foreign),
         ),
         faults=(
-            Pause("replica1", 10.0, AtTime(at_s - 0.5)),
-            Kill("replica2", AtTime(at_s + 0.1), restart=0.5),
-            Kill("replica1", AtTime(ended - 1.0), restart=0.5),
+            Pause("replica0", 10.0, AtTime(at_s - 0.5)),
+            Pause("replica1", 60.0, AtTime(at_s - 0.5)),
+            Kill("replica1", AtTime(ended), restart=0.5),
+            Pause("replica2", 60.0, AtTime(at_s - 0.5)),
+            Kill("replica2", AtTime(at_s + 0.6), restart=0.5),
         ),
         pace=Pace(latency_s=0.0 if variant % 2 else 0.05),
         waiting=(None, Waiting(leave_s=2.0))[variant // 2 % 2],
-        linger_s=40.0,
+        linger_s=20.0,
     )
 
 

@@ -213,15 +213,16 @@ class ShardRules:
         for known in self.slices:
             has_all = block <= known.applied
             outcomes.append(Outcome.REPEATED if has_all else Outcome.REFUSED)
-            if not block & (known.applied | known.refused):
-                known.refused |= block
+            missing = sorted(block - known.applied - known.refused)
+            known.refused |= block - known.applied
+            for part in _runs(missing):
                 rows.append(
                     Record(
                         sender=None,
                         slice=known.number,
-                        block=message.block,
+                        block=part,
                         attempt=0,
-                        minibatches=len(block),
+                        minibatches=part.stop - part.first,
                         examples=0,
                         based_on=known.version,
                         version=known.version,
@@ -240,6 +241,17 @@ class ShardRules:
         for stage, epoch, position in sorted(known.refused):
             book.refused.add(Block(stage, epoch, position, position + 1))
         return book
+
+
+def _runs(places: list[tuple[int, int, int]]) -> list[Block]:
+    """Positions of one epoch, in order, as blocks without holes."""
+    runs: list[Block] = []
+    for stage, epoch, position in places:
+        if runs and runs[-1].stop == position:
+            runs[-1] = Block(stage, epoch, runs[-1].first, position + 1)
+        else:
+            runs.append(Block(stage, epoch, position, position + 1))
+    return runs
 
 
 def _plain(effect: Any) -> Any:

@@ -25,6 +25,7 @@ def _names() -> list[str]:
 def _first_line(name: str) -> str:
     # The file is parsed, not imported: a recipe imports torch.
     spec = find_spec(f"{squall.recipes.__name__}.{name}")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     with open(spec.origin, encoding="utf-8") as file:
         return (ast.get_docstring(ast.parse(file.read())) or "").split("\n")[0]

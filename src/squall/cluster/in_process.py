@@ -132,7 +132,8 @@ class _Run:
 
     def _evaluate(self) -> None:
         evaluation = self._prepared.evaluation
-        assert self._evaluator is not None and evaluation is not None
+        assert self._evaluator is not None
+        assert evaluation is not None
         recorder = self._execution.recorder
         progress = recorder.progress(self._execution.now())
         vectors = self._arithmetic.vectors()
@@ -167,16 +168,21 @@ class TensorArithmetic:
         self._left_buffers: dict[int, Tensor] = {}
         for shard in range(prepared.layout.num_shards):
             numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
-            recorder = PushRecorder(directory.pushes, numbers) if prepared.job.record else None
-            if recorder is not None:
+            recorder = None
+            if prepared.job.record:
+                versions = {number: prepared.books[number].version for number in numbers}
+                sizes = {number: prepared.layout.slices[number].num_bytes for number in numbers}
+                recorder = PushRecorder(directory.pushes, versions, sizes)
                 self._recorders.append(recorder)
             states = [prepared.states[number] for number in numbers]
             self._shards.append(ShardTensors(states=states, rule=prepared.rule, recorder=recorder))
             self._ledgers.append(LedgerWriter(directory.ledger / f"shard{shard}-{prepared.starts}.ledger"))
 
     def close(self) -> None:
-        for file in (*self._ledgers, *self._recorders):
-            file.close()
+        for ledger in self._ledgers:
+            ledger.close()
+        for recorder in self._recorders:
+            recorder.close()
 
     def vectors(self) -> list[Tensor]:
         """The slices' values as they are, in order; not copies."""

@@ -65,7 +65,7 @@ def _with_model(load: dict[str, Any]) -> dict[str, Any]:
             load["task"] = replace(load["task"], model=model)
         else:
             load["model"] = model
-    return load  # type: ignore[no-any-return]
+    return load
 
 
 def _failed(name: str, error: SquallError) -> Failed:

@@ -1,5 +1,6 @@
 """The process of the coordinator: sockets and a clock around a `CoordinatorMachine`."""
 
+import contextlib
 import select
 import time
 from typing import Any
@@ -199,12 +200,9 @@ class CoordinatorServer:
                 self._launcher.send(EndedRun(why=why, minibatches=settled))
 
     def _send(self, line: Connection | None, message: Any) -> None:
-        if line is None:
-            return
-        try:
-            line.send(message)
-        except ConnectionError:
-            pass  # its end is read, and told, in its turn
+        if line is not None:
+            with contextlib.suppress(ConnectionError):  # its end is read, and told, in its turn
+                line.send(message)
 
     def _tell_closings(self) -> None:
         if self._closings:

@@ -132,9 +132,8 @@ def refuse_not_finite(values: Values) -> None:
     """
     if values.array.dtype.kind in "bui":
         return
-    with np.errstate(invalid="ignore"):
-        # Written so that nan, which is above and below nothing, is wrong too.
-        fine = np.abs(values.array) <= np.finfo(np.float32).max
+    # Written so that nan, which is above and below nothing, is wrong too.
+    fine = np.abs(values.array) <= np.finfo(np.float32).max
     if fine.all():
         return
     place = tuple(int(i) for i in np.unravel_index(int(np.argmin(fine)), fine.shape))

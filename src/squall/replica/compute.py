@@ -68,7 +68,7 @@ class ReplicaCompute:
         self._keeps_gradients = False
         for index, parameter in enumerate(self._parameters):
             parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda parameter, index=index: self._took(index, parameter)
             )
 

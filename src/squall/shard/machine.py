@@ -461,15 +461,13 @@ class ShardMachine(Machine):
         outcomes: list[Outcome] = []
         block = event.message.block
         for book in self.books.values():
-            outcome = Outcome.REFUSED
-            match book.settled.cover(block):
-                case Cover.DISJOINT:
-                    book.settled.add(block)
-                    book.refused.add(block)
-                    effects.append(_row_of_refusal(book, block))
-                case Cover.CONTAINED if book.refused.cover(block) is Cover.DISJOINT:
-                    outcome = Outcome.REPEATED
-            outcomes.append(outcome)
+            missing = book.settled.missing(block)
+            for part in missing:  # the whole of it, unless the slice has some of it already
+                book.settled.add(part)
+                book.refused.add(part)
+                effects.append(_row_of_refusal(book, part))
+            is_applied = book.refused.cover(block) is Cover.DISJOINT
+            outcomes.append(Outcome.REPEATED if is_applied else Outcome.REFUSED)
         told = Refused(request=event.message.request, block=block, outcomes=tuple(outcomes))
         return (*effects, Tell(message=told))
 

@@ -4,6 +4,7 @@ Walk of a push: its message arrives on the worker's socket, the machine decides,
 where the worker left it and writes the new values through, a row goes to the ledger, the answer goes back.
 """
 
+import contextlib
 import select
 import time
 from pathlib import Path
@@ -78,8 +79,11 @@ class ShardServer:
         # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
         states = [_own(state) for state in load["states"]]
         load.clear()
-        numbers = [state.spec.slice for state in states]
-        self._recorder = PushRecorder(self._directory / "pushes", numbers) if settings["record"] else None
+        self._recorder = None
+        if settings["record"]:
+            versions = {book.slice: book.version for book in books}
+            sizes = {state.spec.slice: state.spec.num_bytes for state in states}
+            self._recorder = PushRecorder(self._directory / "pushes", versions, sizes)
         self._tensors = ShardTensors(states=states, rule=rule, recorder=self._recorder)
         self._machine = ShardMachine(shard=self._shard, incarnation=self._incarnation, books=books)
         name = f"shard{self._shard}-{self._incarnation}.ledger"
@@ -188,10 +192,8 @@ class ShardServer:
                 return self._tensors.apply(effect)
             case Answer(to=worker, message=message):
                 if (line := self._lines.get(worker.place)) is not None:
-                    try:
+                    with contextlib.suppress(ConnectionError):  # its end is read, and told, in its turn
                         line.send(message)
-                    except ConnectionError:
-                        pass  # its end is read, and told, in its turn
             case Record():
                 time_s = time.monotonic() - self._began
                 self._ledger.append(ledger_row(self._shard, self._incarnation, effect, time_s))

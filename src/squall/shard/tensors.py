@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
 from squall.rules.apply import SliceState, apply_
@@ -91,22 +90,27 @@ def push_file(number: int) -> str:
 class PushRecorder:
     """Appends each applied gradient to one raw little-endian file per slice: row v - 1 made version v.
 
-    What a push had no gradient for is written as zeros.
+    What a push had no gradient for is written as zeros. Files that are there already are continued, at the
+    versions that the slices have now: what came later belongs to a state that was lost.
+
+    Args:
+        versions: by slice, its version.
+        sizes: by slice, bytes of one gradient.
     """
 
-    def __init__(self, directory: Path, slices: Sequence[int]) -> None:
+    def __init__(self, directory: Path, versions: Mapping[int, int], sizes: Mapping[int, int]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._files: dict[int, BinaryIO] = {
-            number: open(directory / f"slice{number}.bin", "ab")
-            for number in slices  # noqa: SIM115
-        }
+        self._files: dict[int, BinaryIO] = {}
+        for number, version in versions.items():
+            self._files[number] = file = open(directory / push_file(number), "ab")  # noqa: SIM115
+            file.truncate(version * sizes[number])
 
     def keep(self, number: int, gradient: Tensor, missing: Sequence[slice]) -> None:
         if missing:
             gradient = gradient.clone()
             for part in missing:
                 gradient[part] = 0
-        self._files[number].write(memoryview(gradient.numpy()).cast("B"))
+        self._files[number].write(gradient.numpy().data.cast("B"))
 
     def close(self) -> None:
         for file in self._files.values():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from squall.errors import ConfigError, RunError, SquallError
 from squall.observe.events import Checkpointed, Ended, Evaluated, Event
 from squall.observe.files import write_atomic
-from squall.observe.ledger import read_ledger
+from squall.observe.ledger import LedgerRow, LedgerWriter, read_ledger
 from squall.observe.metrics import MetricsLog, read_history
 from squall.observe.plots import plan_svg, plot_loss
 from squall.observe.tally import samples_per_second, summarise
@@ -65,6 +65,8 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
         RunDirectory.open(job.directory) if resume and job.directory else RunDirectory.create(job.directory)
     )
     _describe(directory, prepared)
+    if resume:
+        roll_back(directory, prepared)
     with MetricsLog(directory.metrics) as log:
         recorder = _recorder(prepared, log, publish)
         execution = Execution(
@@ -101,6 +103,23 @@ def _checkpoint_of(job: Job) -> Checkpoint:
             subject="resume=True", expected="out=, the directory of the run to go on with", got="out=None"
         )
     return newest_checkpoint(RunDirectory.open(job.directory).checkpoints)
+
+
+def roll_back(directory: RunDirectory, prepared: Prepared) -> None:
+    """Take back, in the ledger, what was applied after the checkpoint that the run goes on from, and is lost."""
+    versions = {book.slice: book.version for book in prepared.books}
+    ledger = read_ledger(directory.ledger)
+    taken_back = {_state_made(row) for row in ledger[ledger["outcome"] == "rolled_back"]}
+    with LedgerWriter(directory.ledger / f"rolled-back-{prepared.starts}.ledger") as writer:
+        for row in ledger[ledger["outcome"] == "applied"]:
+            is_lost = row["version"] > versions.get(int(row["slice"]), 0)
+            if is_lost and _state_made(row) not in taken_back:
+                told = {name: row[name].item() for name in LedgerRow._fields}
+                writer.append(LedgerRow(**told | {"outcome": "rolled_back", "time_s": prepared.time_s}))
+
+
+def _state_made(row: Any) -> tuple[int, int, int]:
+    return int(row["slice"]), int(row["shard_incarnation"]), int(row["version"])
 
 
 def _checkpoint_name(directory: RunDirectory) -> str:

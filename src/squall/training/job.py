@@ -144,7 +144,7 @@ class Job:
             )
 
     def _check_not_built(self) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "partitions": 1,
             "data_workers": 0,
             "clip_norm": None,

@@ -88,7 +88,7 @@ def _make(recipe: Recipe, path: Path) -> Job:
             got=f"the functions {', '.join(names) or 'none'}",
             remedy=f"Name one: squall train {recipe.name}:FUNCTION.",
         )
-    job = function()
+    job: Any = function()
     if not isinstance(job, Job):
         raise ConfigError(
             subject=f"the recipe {recipe.name}:{recipe.function}",
@@ -122,7 +122,8 @@ def _module(recipe: Recipe, path: Path) -> ModuleType:
     if not recipe.name.endswith(".py"):
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
@@ -176,6 +177,3 @@ def _parsed(text: str, old: Any, key: str) -> Any:
             expected="a number, True, False, None or another literal",
             got=repr(text),
         ) from None
-
-
-RecipeFunction = Callable[[], Job]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from squall.blocks import Block
 from squall.observe.events import (
-    Event,
     Evaluated,
+    Event,
     Joined,
     Left,
     Link,

@@ -1,6 +1,7 @@
 """A run that has ended, or been interrupted: its model, figures and files."""
 
 import json
+import operator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,10 @@ class Run:
         """
         from squall.data.tree import leaves, map_leaves
 
-        tensors = map_leaves(lambda leaf: torch.as_tensor(leaf), x)
+        tensors = map_leaves(torch.as_tensor, x)
         count = len(leaves(tensors)[0][1])
-        outputs = []
-        for start in range(0, max(count, 1), batch_size):
-            part = map_leaves(lambda leaf, start=start: leaf[start : start + batch_size], tensors)
-            outputs.append(call(self.model, part))
+        parts = (slice(start, start + batch_size) for start in range(0, max(count, 1), batch_size))
+        outputs = [call(self.model, map_leaves(operator.itemgetter(part), tensors)) for part in parts]
         if isinstance(outputs[0], Tensor):
             return torch.cat(outputs)
         return _joined(outputs)

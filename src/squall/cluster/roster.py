@@ -1,0 +1,162 @@
+"""The processes of one run, as their launcher holds them: started, heard, told, and gone."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from squall.cluster.payload import Payload
+from squall.cluster.zygote import Exit, Zygote
+from squall.wire.channel import Channel
+from squall.wire.connection import Connection
+
+ROLE_MAIN = "squall.cluster.role:main"
+END_S = 5.0
+
+
+@dataclass(eq=False)
+class RoleProcess:
+    """A role that was started.
+
+    Attributes:
+        kind: "replica", "shard", "coordinator" or "evaluator".
+        connection: to it.
+        is_gone: its process has ended.
+    """
+
+    name: str
+    kind: str
+    pid: int
+    incarnation: int
+    connection: Connection
+    is_gone: bool = False
+
+
+class Roster:
+    """Starts roles through a zygote and passes on what they say and how they end.
+
+    Args:
+        zygote: where roles are forked from.
+        logs: directory for the roles' output.
+    """
+
+    def __init__(self, zygote: Zygote, logs: Path) -> None:
+        self.roles: dict[str, RoleProcess] = {}
+        self._zygote = zygote
+        self._logs = logs
+        self._by_fd: dict[int, RoleProcess] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(zygote.fileno(), select.EPOLLIN)
+
+    def of_kind(self, kind: str) -> list[RoleProcess]:
+        return [role for role in self.roles.values() if role.kind == kind]
+
+    def spawn(
+        self,
+        kind: str,
+        name: str,
+        payload: Payload,
+        settings: Mapping[str, Any],
+        fds: Sequence[int] = (),
+        *,
+        incarnation: int = 0,
+    ) -> None:
+        """Start a role; copies of `fds` go to it.
+
+        Raises:
+            RunError: the zygote cannot.
+        """
+        ours, theirs = Channel.pair()
+        told = {"role": kind, "name": name, "header": payload.header.hex(), **settings}
+        log = os.open(self._logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            passed = [payload.fd, theirs.fileno(), *fds]
+            pid = self._zygote.spawn(name, ROLE_MAIN, json.dumps(told).encode(), passed, log=log)
+        finally:
+            os.close(log)
+            theirs.close()
+        role = RoleProcess(name, kind, pid, incarnation, Connection(ours, name))
+        self.roles[name] = role
+        self._by_fd[ours.fileno()] = role
+        self._epoll.register(ours.fileno(), select.EPOLLIN)
+
+    def send(self, role: RoleProcess, message: Any, fds: Sequence[int] = ()) -> None:
+        """Tell a role something; if it is gone, that is told by `hear`."""
+        with contextlib.suppress(ConnectionError):
+            role.connection.send(message, fds)
+
+    def hear(self, timeout_s: float) -> Iterator[tuple[RoleProcess, Any]]:
+        """Yield what roles have said, and an `Exit` for each that has ended, after all that it had said.
+
+        Raises:
+            RemoteProtocolError: a role said something that is no message.
+        """
+        for fd, _ in self._epoll.poll(timeout_s):
+            if (role := self._by_fd.get(fd)) is not None:
+                yield from self._received(role)
+        yield from self._exits()
+
+    def _received(self, role: RoleProcess) -> Iterator[tuple[RoleProcess, Any]]:
+        received = role.connection.receive()
+        if received is not None:
+            yield role, received[0]
+            return
+        fd = role.connection.fileno()
+        self._epoll.unregister(fd)
+        del self._by_fd[fd]
+
+    def _exits(self) -> Iterator[tuple[RoleProcess, Exit]]:
+        for ended in self._zygote.exits():
+            role = self.roles.get(ended.name)
+            if role is None or role.pid != ended.pid:
+                continue
+            while role.connection.fileno() in self._by_fd:
+                yield from self._received(role)
+            role.is_gone = True
+            yield role, ended
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The rows of processes.json."""
+        host = socket.gethostname()
+        known = [(role.kind, role.name, role.pid, role.incarnation) for role in self.roles.values()]
+        return [
+            {"role": kind, "name": name, "host": host, "pid": pid, "incarnation": incarnation, "ports": []}
+            for kind, name, pid, incarnation in [*known, ("zygote", "zygote", self._zygote.pid, 0)]
+        ]
+
+    def close(self) -> None:
+        """Kill what is left of these roles, and only these."""
+        pids = {role.pid for role in self.roles.values()}
+        for process in self._zygote.roles():
+            if process.pid in pids:
+                process.kill(signal.SIGKILL)
+        until = time.monotonic() + END_S
+        while any(not role.is_gone for role in self.roles.values()) and time.monotonic() < until:
+            select.select([self._zygote.fileno()], [], [], END_S)
+            for ended in self._zygote.exits():
+                for role in self.roles.values():
+                    role.is_gone |= role.pid == ended.pid
+        for role in self.roles.values():
+            role.connection.close()
+        self._epoll.close()
+
+
+def in_words(returncode: int | None) -> str:
+    """How a process ended, as in "was killed by SIGKILL".
+
+    >>> in_words(-9), in_words(1), in_words(None)
+    ('was killed by SIGKILL', 'exited with 1', 'is gone')
+    """
+    if returncode is None:
+        return "is gone"
+    if returncode < 0:
+        known = {int(number): number.name for number in signal.Signals}
+        return f"was killed by {known.get(-returncode, f'signal {-returncode}')}"
+    return f"exited with {returncode}"

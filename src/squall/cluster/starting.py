@@ -1,0 +1,163 @@
+"""Starting the roles of a run: what each is sent, and which memory and connections it shares with whom."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from squall.cluster.payload import Payload, pack
+from squall.cluster.roster import Roster
+from squall.model.exchange import ExchangePlan
+from squall.training.execution import Execution
+from squall.training.prepare import Prepared, not_trained
+from squall.training.recipe import module_name
+from squall.wire.channel import Channel
+from squall.wire.control import AttachReplica, AttachShard, AttachWorker
+from squall.wire.memory import SharedArena
+
+EVALUATOR = -1
+"""Stands for a replica's number in the shards' books."""
+
+
+def start_roles(execution: Execution, roster: Roster) -> list[SharedArena]:
+    """Start every role and connect them.
+
+    Returns:
+        For each replica the memory that it leaves its model's buffers in; the caller closes them.
+    """
+    starting = _Starting(execution, roster)
+    try:
+        starting.shards()
+        starting.coordinator()
+        starting.replicas()
+        starting.evaluator()
+        starting.connect()
+        return starting.buffer_arenas
+    except BaseException:
+        for arena in starting.buffer_arenas:
+            arena.close()
+        raise
+    finally:
+        starting.close()
+
+
+class _Starting:
+    """Descriptors that are on their way to roles, and are closed here when all have theirs."""
+
+    def __init__(self, execution: Execution, roster: Roster) -> None:
+        self._execution = execution
+        self._prepared = execution.prepared
+        self._roster = roster
+        layout = self._prepared.layout
+        self._serving = [shard for shard in range(layout.num_shards) if layout.slices_of(shard)]
+        self._made: list[Channel | SharedArena | Payload] = []
+        self._attachments: list[tuple[str, Any, list[int]]] = []  # to be sent: to whom, what, descriptors
+        self.buffer_arenas: list[SharedArena] = []
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+
+    def connect(self) -> None:
+        """Hand shards and coordinator their ends of all connections."""
+        for name, message, fds in self._attachments:
+            self._roster.send(self._roster.roles[name], message, fds)
+
+    def shards(self) -> None:
+        prepared, directory = self._prepared, self._execution.directory
+        for shard in range(prepared.layout.num_shards):
+            numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
+            load = {
+                "layout": prepared.layout,
+                "rule": prepared.rule,
+                "states": [prepared.states[number] for number in numbers],
+                "books": tuple(prepared.books[number] for number in numbers),
+            }
+            settings = {
+                "shard": shard,
+                "incarnation": prepared.starts,
+                "directory": str(directory.path),
+                "began": self._execution.began,
+                "record": prepared.job.record,
+            }
+            near, far = self._pair()
+            self._attachments.append(("coordinator", AttachShard(shard=shard), [far]))
+            self._roster.spawn(
+                "shard", f"shard{shard}", self._pack(load), settings, [near], incarnation=prepared.starts
+            )
+
+    def coordinator(self) -> None:
+        prepared = self._prepared
+        settings = {
+            "began": self._execution.began,
+            "num_replicas": prepared.job.replicas,
+            "num_shards": prepared.layout.num_shards,
+        }
+        load = {"plan": prepared.plan, "settled": prepared.settled}
+        self._roster.spawn("coordinator", "coordinator", self._pack(load), settings)
+
+    def replicas(self) -> None:
+        prepared = self._prepared
+        model = _model_load(prepared)
+        task = prepared.task(model.pop("model", None))
+        payload = self._pack({"task": task, "loop": prepared.loop, **model})
+        settings = {"threads": prepared.threads, "shards": self._serving}
+        for replica in range(prepared.job.replicas):
+            name = f"replica{replica}.0"
+            near, far = self._pair()
+            arena = SharedArena.create(prepared.buffers.arena_bytes)
+            self.buffer_arenas.append(arena)
+            fds = self._exchange(replica, name, has_gradient=True)
+            self._attachments.append(("coordinator", AttachReplica(replica=replica, incarnation=0), [far]))
+            self._roster.spawn("replica", name, payload, settings, [near, arena.fd, *fds])
+
+    def evaluator(self) -> None:
+        prepared = self._prepared
+        if prepared.evaluation is None:
+            return
+        payload = self._pack({"evaluation": prepared.evaluation, **_model_load(prepared)})
+        settings = {"shards": self._serving, "num_replicas": len(self.buffer_arenas)}
+        arenas = [arena.fd for arena in self.buffer_arenas]
+        fds = self._exchange(EVALUATOR, "evaluator", has_gradient=False)
+        self._roster.spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
+
+    def _exchange(self, replica: int, name: str, *, has_gradient: bool) -> list[int]:
+        """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
+        fds: list[int] = []
+        for shard in self._serving:
+            plan = ExchangePlan(self._prepared.layout.slices_of(shard), has_gradient)
+            near, far = self._pair()
+            arena = SharedArena.create(plan.num_bytes)
+            self._made.append(arena)
+            message = AttachWorker(
+                replica=replica, partition=0, incarnation=0, name=name, has_gradient=has_gradient
+            )
+            self._attachments.append((f"shard{shard}", message, [far, arena.fd]))
+            fds += [near, arena.fd]
+        return fds
+
+    def _pair(self) -> tuple[int, int]:
+        near, far = Channel.pair()
+        self._made += [near, far]
+        return near.fileno(), far.fileno()
+
+    def _pack(self, load: dict[str, Any]) -> Payload:
+        payload = pack(load, by_value_modules=_user_modules(self._prepared))
+        self._made.append(payload)
+        return payload
+
+
+def _model_load(prepared: Prepared) -> dict[str, Any]:
+    """The model itself, or the function that makes it and the values of what is not trained."""
+    job = prepared.job
+    if isinstance(job.model, nn.Module):
+        return {"model": prepared.model}
+    fixed = {name: value.detach() for name, value in not_trained(prepared.model).items()}
+    return {"recipe_for_model": {"function": job.model, "seed": job.seed, "fixed": fixed}}
+
+
+def _user_modules(prepared: Prepared) -> Sequence[Any]:
+    """Modules whose code travels by value: the recipe's own, which a role could not import."""
+    recipe = prepared.job.recipe
+    return [] if recipe is None else [sys.modules[module_name(recipe)]]

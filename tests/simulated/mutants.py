@@ -1,0 +1,319 @@
+"""Mutants of the deciders against the simulated suite: which small faults would nobody notice?
+
+`python -m tests.simulated.mutants [--jobs 2] [--file NAME] [--json]` makes each change of a fixed set of
+operators in each decider, one at a time, and runs `tests.simulated.suite` against it in a process of its own.
+A mutant is killed if a check fails or takes too long. Those that survive are printed; `survivors.txt` holds
+them with the reason why each is no fault. `check_invariants` is left alone: it decides nothing.
+"""
+
+import argparse
+import ast
+import importlib
+import importlib.abc
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "squall"
+SURVIVORS = Path(__file__).with_name("survivors.txt")
+FILES = (
+    "shard/machine.py",
+    "coordinator/machine.py",
+    "coordinator/work.py",
+    "replica/session.py",
+    "replica/downpour.py",
+    "blocks.py",
+    "slices.py",
+)
+LEFT_ALONE = {"check_invariants"}
+CHECK_S = 2.0
+"""Processor time of one check, after which a mutant counts as one without an end [seconds]."""
+MEMORY = 2 << 30
+
+_SWAPS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One change of one file.
+
+    Attributes:
+        file: below ``src/squall``.
+        number: of the change within the file.
+        line: where, from 1.
+        scope: the class and function around it.
+        what: the change in words.
+        text: the source line.
+    """
+
+    file: str
+    number: int
+    line: int
+    scope: str
+    what: str
+    text: str
+
+    @property
+    def key(self) -> str:
+        """What names it as long as its function stays as it is, wherever that moves to."""
+        return f"{self.file} | {self.scope} | {self.what} | {self.text}"
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.scope}: {self.what}: {self.text}"
+
+
+# Changes ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Change:
+    node: ast.AST
+    scope: str
+    what: str
+    make: Callable[[], None]
+
+
+def _changes(node: ast.AST, scope: str = "") -> Iterator[_Change]:
+    """All changes below a node, in a fixed order; each changes the tree in place when made."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        if node.name in LEFT_ALONE:
+            return
+        scope = f"{scope}.{node.name}".lstrip(".")
+    yield from (_Change(at, scope, what, make) for at, what, make in _changes_of(node))
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _changes(child, scope)
+
+
+def _changes_of(node: ast.AST) -> Iterator[tuple[ast.AST, str, Callable[[], None]]]:
+    match node:
+        case ast.Compare():
+            for at, operator in enumerate(node.ops):
+                new = _SWAPS[type(operator)]
+                words = f"{type(operator).__name__} to {new.__name__}"
+                yield node, words, lambda at=at, new=new: node.ops.__setitem__(at, new())  # type: ignore[misc]
+        case ast.BoolOp():
+            other = ast.Or if isinstance(node.op, ast.And) else ast.And
+            yield node, f"{type(node.op).__name__} to {other.__name__}", lambda: setattr(node, "op", other())
+        case ast.UnaryOp(op=ast.Not()):
+            yield node, "not removed", lambda: _become(node, ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node.operand)))
+        case ast.Constant(value=bool() as value):
+            yield node, f"{value} to {not value}", lambda: setattr(node, "value", not value)
+        case ast.Constant(value=int() | float() as value):
+            yield node, f"{value} to {value + 1}", lambda: setattr(node, "value", value + 1)
+        case ast.Return(value=ast.Tuple(elts=elements) as row):
+            for at in range(len(elements)):
+                yield node, f"element {at} not returned", lambda at=at: row.elts.pop(at)  # type: ignore[misc]
+        case ast.Return(value=ast.BinOp(op=ast.Add(), left=left, right=right)):
+            yield node, "right side not returned", lambda: setattr(node, "value", left)
+            yield node, "left side not returned", lambda: setattr(node, "value", right)
+    yield from _dropped(node)
+
+
+def _dropped(node: ast.AST) -> Iterator[tuple[ast.AST, str, Callable[[], None]]]:
+    """Statements that change state, or gather effects, each left out."""
+    for field in ("body", "orelse"):
+        body = getattr(node, field, None)
+        if not isinstance(body, list):
+            continue
+        for at, statement in enumerate(body):
+            if _changes_state(statement):
+                yield statement, "statement dropped", lambda body=body, at=at: body.__setitem__(at, ast.Pass())  # type: ignore[misc]
+
+
+def _changes_state(statement: ast.AST) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call()) | ast.Delete() | ast.AugAssign():
+            return True
+        case ast.Assign(targets=targets):
+            return any(
+                isinstance(part, ast.Attribute | ast.Subscript) for target in targets for part in ast.walk(target)
+            )
+    return False
+
+
+def _become(node: ast.UnaryOp, other: ast.UnaryOp) -> None:
+    """Turn ``not x`` into ``not not x``: the truth of x."""
+    node.operand = ast.UnaryOp(ast.Not(), node.operand)
+
+
+def mutants_of(file: str) -> list[Mutant]:
+    text = (SOURCE / file).read_text()
+    lines = text.splitlines()
+    mutants = []
+    for number, change in enumerate(_changes(ast.parse(text))):
+        line: int = change.node.lineno  # type: ignore[attr-defined]
+        source = " ".join(lines[line - 1].split())
+        mutants.append(
+            Mutant(file=file, number=number, line=line, scope=change.scope, what=change.what, text=source)
+        )
+    return mutants
+
+
+def mutated(file: str, number: int) -> ast.Module:
+    tree = ast.parse((SOURCE / file).read_text())
+    next(change for at, change in enumerate(_changes(tree)) if at == number).make()
+    return ast.fix_missing_locations(tree)
+
+
+# Running one --------------------------------------------------------------------------------------------
+
+
+class _Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives one module's mutated code to whoever imports it."""
+
+    def __init__(self, name: str, path: Path, tree: ast.Module) -> None:
+        self._name, self._path, self._tree = name, path, tree
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        return importlib.util.spec_from_loader(name, self) if name == self._name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._tree, str(self._path), "exec"), module.__dict__)
+
+
+def try_out(mutant: Mutant) -> str:
+    """Run the suite in a process of its own; return what killed the mutant, or "" if nothing did."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        verdict = "could not be imported"
+        try:
+            verdict = _verdict(mutant, writer)
+        finally:
+            os.write(writer, f"\n={verdict}".encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        lines = pipe.read().splitlines()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return f"{lines[-1] if lines else 'import'}: no end"
+    return next(line[1:] for line in reversed(lines) if line.startswith("="))
+
+
+def _verdict(mutant: Mutant, writer: int) -> str:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    name = "squall." + mutant.file.removesuffix(".py").replace("/", ".")
+    for module in [module for module in sys.modules if module.split(".")[0] == "squall"]:
+        del sys.modules[module]
+    for module in [module for module in sys.modules if module.startswith("tests.simulated.")]:
+        del sys.modules[module]
+    sys.meta_path.insert(0, _Planter(name, SOURCE / mutant.file, mutated(mutant.file, mutant.number)))
+    suite = importlib.import_module("tests.simulated.suite")
+    for check, run in suite.checks():
+        os.write(writer, f"{check}\n".encode())
+        signal.setitimer(signal.ITIMER_PROF, CHECK_S)
+        try:
+            run()
+        except Exception as error:
+            return f"{check}: {type(error.__cause__ or error).__name__}"
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+    return ""
+
+
+def try_all(mutants: Sequence[Mutant], jobs: int) -> dict[Mutant, str]:
+    """What killed each mutant, tried out `jobs` at a time."""
+    readers = []
+    for job in range(jobs):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            with os.fdopen(writer, "w") as pipe:
+                for at in range(job, len(mutants), jobs):
+                    pipe.write(json.dumps([at, try_out(mutants[at])]) + "\n")
+                    pipe.flush()
+            os._exit(0)
+        os.close(writer)
+        readers.append(os.fdopen(reader))
+    verdicts: dict[Mutant, str] = {}
+    for pipe in readers:
+        with pipe:
+            for line in pipe:
+                at, verdict = json.loads(line)
+                verdicts[mutants[at]] = verdict
+        os.wait()
+    return {mutant: verdicts[mutant] for mutant in mutants}
+
+
+# Reporting ----------------------------------------------------------------------------------------------
+
+
+def reasons() -> dict[str, str]:
+    """Why each listed survivor is no fault, by its key."""
+    found = {}
+    for line in SURVIVORS.read_text().splitlines():
+        if line and not line.startswith("#"):
+            key, _, reason = line.rpartition(" | ")
+            found[key] = reason
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """All verdicts, and which survivors nobody has given a reason for."""
+
+    verdicts: dict[Mutant, str]
+
+    @property
+    def survivors(self) -> list[Mutant]:
+        return [mutant for mutant, verdict in self.verdicts.items() if not verdict]
+
+    @property
+    def share(self) -> float:
+        return 1 - len(self.survivors) / len(self.verdicts)
+
+    @property
+    def unexplained(self) -> list[Mutant]:
+        known = reasons()
+        return [mutant for mutant in self.survivors if mutant.key not in known]
+
+
+def grid(files: Sequence[str] = FILES, jobs: int = 2) -> Grid:
+    return Grid(verdicts=try_all([mutant for file in files for mutant in mutants_of(file)], jobs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulated.mutants")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--file", action="append", choices=FILES)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    chosen = parser.parse_args()
+    done = grid(chosen.file or FILES, chosen.jobs)
+    if chosen.json:
+        print(json.dumps({"mutants": len(done.verdicts), "share": done.share, "survivors": list(map(str, done.survivors))}))
+        return
+    for file in chosen.file or FILES:
+        verdicts = [verdict for mutant, verdict in done.verdicts.items() if mutant.file == file]
+        print(f"{file}: {sum(map(bool, verdicts))} of {len(verdicts)} killed")
+    for mutant in done.survivors:
+        print("survived" if mutant in done.unexplained else "survived, as listed", mutant)
+    print(f"{len(done.verdicts)} mutants, {done.share:.1%} killed")
+
+
+if __name__ == "__main__":
+    main()

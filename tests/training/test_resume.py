@@ -1,0 +1,86 @@
+"""Runs that are stopped, resumed, or resumed from a checkpoint older than their ledger."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import squall
+from squall.observe.events import Progress
+from tests.processes.helpers import applied_counts, job
+
+
+def stopped(out: Path, minibatches: int, **settings: object) -> squall.Run:
+    handle = squall.start(job(squall.InProcess(), out=out, threads=1, **settings))
+    for event in handle.events():
+        if isinstance(event, Progress) and event.minibatches >= minibatches:
+            handle.stop()
+    return handle.result(60)
+
+
+def test_a_stopped_run_of_one_replica_resumes_to_the_same_parameters(tmp_path: Path) -> None:
+    whole = squall.fit(job(squall.InProcess(), replicas=1, epochs=8, threads=1, out=tmp_path / "whole"))
+    assert stopped(tmp_path / "run", 30, replicas=1, epochs=8).metrics["why"] == "stopped"
+
+    run = squall.fit(
+        job(squall.InProcess(), replicas=1, epochs=8, threads=1, out=tmp_path / "run"), resume=True
+    )
+
+    expected = whole.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in run.state_dict().items())
+    assert set(applied_counts(run).values()) == {1}
+    assert run.metrics["minibatches"] == 8 * 40
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_run_resumes_with_another_number_of_shards(tmp_path: Path, shards: int) -> None:
+    """B29"""
+    whole = squall.fit(job(squall.InProcess(), replicas=1, epochs=6, threads=1, out=tmp_path / "whole"))
+    squall.fit(job(squall.InProcess(), replicas=1, epochs=3, threads=1, out=tmp_path / "run"))
+
+    run = squall.fit(
+        job(squall.InProcess(), replicas=1, epochs=6, threads=1, shards=shards, out=tmp_path / "run"), resume=True
+    )
+
+    expected = whole.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in run.state_dict().items())
+
+
+def test_what_an_older_checkpoint_does_not_hold_is_rolled_back_in_the_ledger_and_done_again(tmp_path: Path) -> None:
+    settings = {"replicas": 2, "threads": 1, "record": True, "out": tmp_path / "run"}
+    squall.fit(job(squall.InProcess(), epochs=2, **settings))
+    squall.fit(job(squall.InProcess(), epochs=4, **settings), resume=True)
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    shutil.rmtree(checkpoints[-1])
+
+    run = squall.fit(job(squall.InProcess(), epochs=4, **settings), resume=True)
+
+    ledger = run.ledger()
+    lost = ledger[ledger["outcome"] == "rolled_back"]
+    assert len(lost) == 2 * 2 * 40
+    assert set(lost["epoch"].tolist()) == {2, 3}
+    counts = applied_counts(run)
+    assert {count for (_, position), count in counts.items() if position < 2_000_000} == {1}
+    assert {count for (_, position), count in counts.items() if position >= 2_000_000} == {2}
+    pushes = np.fromfile(tmp_path / "run" / "pushes" / "slice0.bin", dtype="<f4")
+    assert len(pushes) % (4 * 40) == 0
+    assert run.metrics["minibatches"] == 4 * 40
+
+
+def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
+    squall.fit(job(squall.InProcess(), epochs=1, threads=1, out=tmp_path / "run"))
+    with pytest.raises(squall.ConfigError, match="batch_size: expected 16, as the run began, but got 8"):
+        squall.fit(job(squall.InProcess(), epochs=2, batch_size=8, out=tmp_path / "run"), resume=True)
+
+
+def test_an_altered_checkpoint_is_named_and_not_loaded(tmp_path: Path) -> None:
+    """B26, B36"""
+    squall.fit(job(squall.InProcess(), epochs=1, threads=1, out=tmp_path / "run"))
+    (file,) = (tmp_path / "run" / "checkpoints").glob("*/shard0.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(squall.CorruptError, match=r"shard0.safetensors"):
+        squall.fit(job(squall.InProcess(), epochs=2, out=tmp_path / "run"), resume=True)
