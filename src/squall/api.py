@@ -12,7 +12,7 @@ from squall.cluster.local import Local
 from squall.errors import ConfigError
 from squall.observe.events import Event
 from squall.training.execution import Cluster
-from squall.training.fit import Handle, StopRequest, carry_out
+from squall.training.fit import Handle, Publish, StopRequest, carry_out
 from squall.training.job import Job
 from squall.training.run import Run
 
@@ -41,8 +41,8 @@ def fit(*args: Any, resume: bool = False, **settings: Any) -> Run:
     """
     job = job_from(args, settings)
     stop = StopRequest()
-    with view_of(job) as show, _signals(stop):
-        run = carry_out(job, cluster=cluster_of(job), resume=resume, publish=show, stop=stop)
+    with cluster_of(job) as cluster, view_of(job) as show, _signals(stop):
+        run = carry_out(job, cluster=cluster, resume=resume, publish=show, stop=stop)
     if stop.why == INTERRUPTED:
         raise KeyboardInterrupt
     if stop.why == TERMINATED:
@@ -53,10 +53,12 @@ def fit(*args: Any, resume: bool = False, **settings: Any) -> Run:
 def start(*args: Any, resume: bool = False, **settings: Any) -> Handle:
     """Train in the background, and return a handle: `events()`, `stop()`, `result()`. Takes what `fit` takes."""
     job = job_from(args, settings)
-    cluster = cluster_of(job)
-    return Handle(
-        lambda publish, stop: carry_out(job, cluster=cluster, resume=resume, publish=publish, stop=stop)
-    )
+
+    def work(publish: Publish, stop: StopRequest) -> Run:
+        with cluster_of(job) as cluster:
+            return carry_out(job, cluster=cluster, resume=resume, publish=publish, stop=stop)
+
+    return Handle(work)
 
 
 INTERRUPTED = "interrupted"
@@ -77,8 +79,8 @@ def job_from(args: tuple[Any, ...], settings: dict[str, Any]) -> Job:
     return Job(*args, **settings)
 
 
-def cluster_of(job: Job) -> Cluster:
-    """The job's cluster; by default, processes of this machine."""
+def cluster_of(job: Job) -> AbstractContextManager[Cluster]:
+    """The job's cluster; by default processes of this machine, begun here and ended with the block."""
     if job.cluster is None:
         return Local()
     if not hasattr(job.cluster, "run"):
@@ -87,7 +89,7 @@ def cluster_of(job: Job) -> Cluster:
             expected="squall.Local(), squall.InProcess() or another cluster",
             got=repr(job.cluster),
         )
-    return job.cluster  # type: ignore[no-any-return]
+    return nullcontext(job.cluster)
 
 
 def view_of(job: Job) -> AbstractContextManager[Callable[[Event], None]]:
@@ -113,11 +115,13 @@ def _signals(stop: StopRequest) -> Iterator[None]:
         return
 
     def on_interrupt(number: int, frame: object) -> None:
-        if stop.why is not None:
+        if stop.why is not None or not stop.is_heard:
             raise KeyboardInterrupt
         stop.request(INTERRUPTED)
 
     def on_terminate(number: int, frame: object) -> None:
+        if not stop.is_heard:
+            raise SystemExit(128 + signal.SIGTERM)
         stop.request(TERMINATED)
 
     old = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.getsignal(signal.SIGTERM)}

@@ -79,11 +79,11 @@ class RangeSet:
         """Yield the ranges of ``[0, stop)`` that are not in the set, in order."""
         begin = 0
         for start, end in self._ranges:
+            if start >= stop:
+                break
             if begin < start:
-                yield begin, min(start, stop)
+                yield begin, start
             begin = end
-            if begin >= stop:
-                return
         if begin < stop:
             yield begin, stop
 

@@ -55,7 +55,11 @@ NEWS: list[tuple[Event, str]] = [
         "   9.0 s  checkpoint after 2,000 minibatches: runs/demo-1/checkpoints/2000",
     ),
     (
-        Ended(time_s=10.0, why="the user's code\n\x1b[31m  raised", error="ValueError: shown by whoever it is raised to"),
+        Ended(
+            time_s=10.0,
+            why="the user's code\n\x1b[31m  raised",
+            error="ValueError: shown by whoever it is raised to",
+        ),
         "  10.0 s  ended: the user's code [31m raised",
     ),
 ]

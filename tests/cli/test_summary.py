@@ -59,3 +59,11 @@ def test_an_error_is_one_line_of_the_summary() -> None:
         {"why": "failed", "error": "ValueError:\n  \x1b[31mbad"}, Path("d"), finished=False
     )
     assert "error  ValueError: [31mbad" in lines
+
+
+def test_evaluation_is_offered_only_to_a_run_that_had_a_test_set() -> None:
+    assert closing_summary({"train_loss": 0.1}, Path("d"))[-1] == "next        squall ledger d"
+
+
+def test_the_picture_of_the_loss_is_named_where_there_is_one() -> None:
+    assert "loss curve  d/loss.png" in closing_summary({}, Path("d"), plot=Path("d/loss.png"))

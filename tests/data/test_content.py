@@ -132,15 +132,19 @@ def test_a_missing_file_a_directory_and_a_pipe_are_refused_by_name(tmp_path: Pat
     assert "name too long" in refused(tmp_path / ("x" * 300))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
     file = write(tmp_path, b"1,2\n")
-    file.chmod(0)
+    monkeypatch.setattr("builtins.open", refuse)  # root may read every file, whatever its mode
+
     assert "permission denied" in refused(file)
 
 
-def test_a_name_that_breaks_lines_is_shown_on_one(tmp_path: Path) -> None:
+def test_a_name_is_shown_whole_and_on_one_line(tmp_path: Path) -> None:
     assert r"two\nlines" in refused(tmp_path / "two\nlines")
+    assert "x" * 200 in refused(tmp_path / ("x" * 200))
 
 
 @pytest.mark.parametrize("wrong", [3, None, [b"x"]])

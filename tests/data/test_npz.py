@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import squall.data.content as content_module
 from squall.data import read
 from squall.errors import DataError
 from tests.data.files import gzipped, idx_bytes, npz_bytes, refusal, write
@@ -170,6 +171,13 @@ def test_a_header_that_promises_the_world_allocates_nothing(tmp_path: Path, meth
             assert tracemalloc.get_traced_memory()[1] < 1 << 21
         finally:
             tracemalloc.stop()
+
+
+def test_an_array_that_inflates_without_bound_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_module, "_FREE_BYTES", 1 << 20)
+    assert "Save it uncompressed" in refusal(write(tmp_path, npz_bytes(True, x=np.zeros(4 << 20))))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Faults planted, each caught: a loader's batch size, collate function, workers or drop_last ignored; a
 RandomSampler with replacement accepted; a list as a loader's dataset taken for a pytree; arrays handed out
-without a copy; lengths compared with the first leaf only in sorted order; object arrays accepted; user errors
+without a copy; only the first two lengths compared; object arrays accepted; user errors
 wrapped; a TensorDataset collated one by one; torch imported at the top of the file.
 """
 

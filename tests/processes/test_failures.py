@@ -12,7 +12,7 @@ import squall
 from squall.cluster.local import Local
 from squall.observe.events import Event, Progress, Redone
 from squall.training.fit import Handle
-from tests.processes.helpers import applied_counts, is_alive, job, kill, network, data, processes
+from tests.processes.helpers import applied_counts, data, is_alive, job, kill, network, processes
 
 pytestmark = pytest.mark.processes
 
@@ -31,7 +31,9 @@ def assert_every_block_once(run: squall.Run, epochs: int, slices: int) -> None:
     counts = applied_counts(run)
     assert set(counts.values()) == {1}
     per_epoch = 40
-    expected = {(s, e * 1_000_000 + p) for s in range(slices) for e in range(epochs) for p in range(per_epoch)}
+    expected = {
+        (s, e * 1_000_000 + p) for s in range(slices) for e in range(epochs) for p in range(per_epoch)
+    }
     assert set(counts) == expected
 
 
@@ -118,7 +120,9 @@ def test_an_exception_in_the_users_model_ends_the_run_and_is_told_once(local: Lo
     """B14"""
     model = RaisesOnOne(str(tmp_path / "flag"))
     with pytest.raises(squall.UserCodeError) as raised:
-        squall.fit(model, data(), batch_size=16, epochs=50, progress=False, cluster=local, out=tmp_path / "run")
+        squall.fit(
+            model, data(), batch_size=16, epochs=50, progress=False, cluster=local, out=tmp_path / "run"
+        )
 
     error = raised.value
     assert error.error == "ValueError: seven is too many"

@@ -35,7 +35,9 @@ def network(dtype: torch.dtype, dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Dropout(dropout), nn.Linear(7, 2)).to(dtype)
 
 
-def plain_loop(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, steps: int) -> nn.Module:
+def plain_loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, steps: int
+) -> nn.Module:
     """What a user would write, over the published order and seeds."""
     epoch = position = 0
     for _ in range(steps):
@@ -227,12 +229,16 @@ def test_four_replicas_read_their_own_writes_and_replay(cluster: Any, rule: str,
 def replay(run: Path, applied: Any, rule: str) -> dict[str, np.ndarray[Any, Any]]:
     """Apply the recorded pushes in the order of each slice's ledger, with formulas of our own, in float64."""
     pushes = run / "pushes"
-    initial = {name: value.double().numpy() for name, value in load_file(pushes / "initial.safetensors").items()}
+    initial = {
+        name: value.double().numpy() for name, value in load_file(pushes / "initial.safetensors").items()
+    }
     flat = {name: value.reshape(-1).copy() for name, value in initial.items()}
     for number in np.unique(applied["slice"]).tolist():
         segments = [row for row in json.loads((pushes / "layout.json").read_text()) if row["slice"] == number]
         size = max(row["stop"] for row in segments)
-        recorded = np.fromfile(pushes / f"slice{number}.bin", dtype="<f4").reshape(-1, size).astype(np.float64)
+        recorded = (
+            np.fromfile(pushes / f"slice{number}.bin", dtype="<f4").reshape(-1, size).astype(np.float64)
+        )
         values, squares = np.zeros(size), np.zeros(size)
         for row in segments:
             values[row["start"] : row["stop"]] = flat[row["tensor"]][row["tensor_start"] : row["tensor_stop"]]

@@ -20,7 +20,15 @@ def test_a_block_that_nobody_can_compute_is_refused_and_listed(local: Local) -> 
     x, y = data()
     x[7, 3] = float("nan")
     handle = squall.start(
-        network, (x, y), batch_size=16, epochs=5, replicas=2, shards=2, cluster=local, threads=1, shuffle=False
+        network,
+        (x, y),
+        batch_size=16,
+        epochs=5,
+        replicas=2,
+        shards=2,
+        cluster=local,
+        threads=1,
+        shuffle=False,
     )
 
     refused = [event for event in handle.events() if isinstance(event, Refused)]
@@ -71,8 +79,13 @@ def test_a_replica_that_keeps_sending_what_is_not_finite_is_quarantined(local: L
     assert run.metrics["blocks_refused"] == 0
 
 
-def test_a_learning_rate_that_blows_up_ends_the_run_naming_tensor_and_step(local: Local, tmp_path: Path) -> None:
-    with pytest.raises(squall.DivergedError, match=r"diverged: the (update|gradient) of '.*(weight|bias)' not finite at epoch \d+, position"):
+def test_a_learning_rate_that_blows_up_ends_the_run_naming_tensor_and_step(
+    local: Local, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        squall.DivergedError,
+        match=r"diverged: the (update|gradient) of '.*(weight|bias)' not finite at epoch \d+, position",
+    ):
         squall.fit(
             network,
             data(),

@@ -41,14 +41,17 @@ def test_a_run_resumes_with_another_number_of_shards(tmp_path: Path, shards: int
     squall.fit(job(squall.InProcess(), replicas=1, epochs=3, threads=1, out=tmp_path / "run"))
 
     run = squall.fit(
-        job(squall.InProcess(), replicas=1, epochs=6, threads=1, shards=shards, out=tmp_path / "run"), resume=True
+        job(squall.InProcess(), replicas=1, epochs=6, threads=1, shards=shards, out=tmp_path / "run"),
+        resume=True,
     )
 
     expected = whole.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in run.state_dict().items())
 
 
-def test_what_an_older_checkpoint_does_not_hold_is_rolled_back_in_the_ledger_and_done_again(tmp_path: Path) -> None:
+def test_what_an_older_checkpoint_does_not_hold_is_rolled_back_in_the_ledger_and_done_again(
+    tmp_path: Path,
+) -> None:
     settings = {"replicas": 2, "threads": 1, "record": True, "out": tmp_path / "run"}
     squall.fit(job(squall.InProcess(), epochs=2, **settings))
     squall.fit(job(squall.InProcess(), epochs=4, **settings), resume=True)

@@ -39,11 +39,18 @@ def closing_summary(
         ("blocks", _blocks(metrics)),
         ("run", str(path)),
         ("loss curve", "" if plot is None else str(plot)),
-        ("next", f"squall {'evaluate' if finished else 'resume'} {shlex.quote(str(path))}"),
+        ("next", f"squall {_next(metrics, finished)} {shlex.quote(str(path))}"),
     ]
     rows = [(name, words) for name, words in rows if words]
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {words}" for name, words in rows]
+
+
+def _next(metrics: Mapping[str, Any], finished: bool) -> str:
+    """The command that helps now: without a test set there is nothing to evaluate on."""
+    if not finished:
+        return "resume"
+    return "evaluate" if any(name.startswith("test_") for name in metrics) else "ledger"
 
 
 def _ending(metrics: Mapping[str, Any]) -> str:

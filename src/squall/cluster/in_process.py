@@ -4,12 +4,10 @@ The roles take turns, so one forward and backward runs at a time; whose turn it 
 so that a run can be repeated exactly. Nothing is faster than a plain loop here.
 """
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from squall.cluster.world import Pace, World
 from squall.coordinator.machine import Closed, CoordinatorEffect, CoordinatorMachine, Diverging, Report
 from squall.errors import DivergedError
 from squall.model.buffers import merged
+from squall.model.randomness import random_state_kept
 from squall.observe.events import Evaluated
 from squall.observe.ledger import LedgerWriter
 from squall.replica.compute import ReplicaCompute
@@ -47,7 +46,7 @@ class InProcess:
     """
 
     def run(self, execution: Execution) -> Ending:
-        with _random_state_kept(), _threads(execution.prepared.threads):
+        with random_state_kept(), _threads(execution.prepared.threads):
             return _Run(execution).run()
 
 
@@ -261,18 +260,6 @@ def _diverged(execution: Execution, told: Diverging) -> DivergedError:
     tensors = execution.prepared.layout.space.tensors
     tensor = tensors[told.tensor].name if isinstance(told.tensor, int) else told.tensor
     return DivergedError(tensor=tensor, step=str(told.block), what=told.what)
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Training seeds the generators of this process; give the caller's own back."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
 
 
 @contextmanager

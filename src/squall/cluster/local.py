@@ -6,6 +6,7 @@ it does so itself.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -32,6 +33,7 @@ class Local:
 
     transport: str = "auto"
     _zygote: Zygote | None = field(default=None, init=False, repr=False)
+    _is_busy: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _is_kept: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -54,11 +56,19 @@ class Local:
         """Carry out a run; see `squall.training.execution.Cluster`."""
         from squall.cluster.launch import Launch
 
-        self.warm_up()
-        assert self._zygote is not None
+        if not self._is_busy.acquire(blocking=False):
+            raise ConfigError(
+                subject="this Local cluster",
+                expected="one run at a time",
+                got="a second run while the first goes on",
+                remedy="Give each its own squall.Local().",
+            )
         try:
+            self.warm_up()
+            assert self._zygote is not None
             return Launch(execution, self._zygote).run()
         finally:
+            self._is_busy.release()
             if not self._is_kept:
                 self.close()
 

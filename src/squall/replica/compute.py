@@ -5,11 +5,9 @@ finishes each parameter, a hook copies its gradient into the slices' gradient ve
 in cache. The parameters themselves are views of the parameter buffer in use.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +17,7 @@ from squall.errors import SquallError, UserCodeError, is_out_of_memory
 from squall.model.install import install, pieces_of
 from squall.model.layout import Layout
 from squall.model.objective import Objective
+from squall.model.randomness import seed_everything
 from squall.replica.downpour import Compute, Computed
 from squall.rules.apply import copy_gradient_
 from squall.rules.rule import Rule
@@ -138,10 +137,3 @@ class ReplicaCompute:
                 if not parameter.is_contiguous():
                     parameter.copy_(values.view(parameter.shape))
             parameter.grad = None
-
-
-def seed_everything(seed: int) -> None:
-    """Seed torch's default CPU generator, NumPy's and Python's; `torch.manual_seed` itself costs a hundred times more."""
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)

@@ -95,6 +95,7 @@ class ShardServer:
         self._traffic = TrafficMeter(f"shard{self._shard}")
         self._epoll = select.epoll()
         self._is_finished = False
+        self._has_recorded = False
 
     def run(self) -> None:
         for connection in (self._launcher, self._coordinator):
@@ -197,6 +198,9 @@ class ShardServer:
             case Record():
                 time_s = time.monotonic() - self._began
                 self._ledger.append(ledger_row(self._shard, self._incarnation, effect, time_s))
+                if not self._has_recorded:
+                    self._has_recorded = True
+                    self._ledger.flush()  # who watches a run start should see it start
             case WriteOut(to=worker, slices=slices):
                 self._count(worker, slices, is_pushed=False, is_fetched=True)
                 self._tensors.write_out(effect)

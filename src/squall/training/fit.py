@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, is_dataclass
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,15 @@ FINISHED = ("steps", "epochs", "time")
 
 
 class StopRequest:
-    """A request to end a run early; the first reason holds."""
+    """A request to end a run early; the first reason holds.
+
+    Attributes:
+        is_heard: the run has started and will act on it; before, and after, nobody does.
+    """
 
     def __init__(self) -> None:
         self.why: str | None = None
+        self.is_heard = False
 
     def request(self, why: str) -> None:
         self.why = self.why or why
@@ -64,7 +69,7 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
     directory = (
         RunDirectory.open(job.directory) if resume and job.directory else RunDirectory.create(job.directory)
     )
-    _describe(directory, prepared)
+    _describe(directory, prepared, time() - (monotonic() - began))
     if resume:
         roll_back(directory, prepared)
     with MetricsLog(directory.metrics) as log:
@@ -78,6 +83,7 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
             began=began,
         )
         try:
+            stop.is_heard = True
             ending = cluster.run(execution)
             model = _finish(execution, ending)
             if ending.error is not None:
@@ -142,7 +148,7 @@ def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish) -> Recorder
     )
 
 
-def _describe(directory: RunDirectory, prepared: Prepared) -> None:
+def _describe(directory: RunDirectory, prepared: Prepared, began_at: float) -> None:
     """Write down what was asked for, and how parameters lie on the shards."""
     job, layout = prepared.job, prepared.layout
     told: dict[str, Any] = {
@@ -151,6 +157,7 @@ def _describe(directory: RunDirectory, prepared: Prepared) -> None:
         "strategy": _plain(job.strategy),
         "identity": prepared.identity,
         "layout": layout.layout_json(),
+        "began_at": began_at,  # second 0 of the run, as seconds since 1970
     }
     for name in (
         "replicas",

@@ -19,7 +19,8 @@ from squall.model.install import split
 from squall.model.layout import Layout
 from squall.model.objective import Objective, accuracy, pair
 from squall.model.parameters import ParameterSpace
-from squall.replica.compute import Task, seed_everything
+from squall.model.randomness import random_state_kept, seed_everything
+from squall.replica.compute import Task
 from squall.replica.downpour import DownpourLoop
 from squall.rules.apply import SliceState
 from squall.rules.rule import Rule
@@ -147,7 +148,7 @@ def build(job: Job) -> nn.Module:
 
 def build_like(function: Callable[[], nn.Module], seed: int, fixed: Mapping[str, Tensor]) -> nn.Module:
     """What a model function returns under a seed, with these values for what is not trained."""
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept():
         seed_everything(seed)
         try:
             model = function()
@@ -216,7 +217,7 @@ def _check_batch(objective: Objective, minibatches: Minibatches) -> None:
     if objective.step is not None:
         return
     try:
-        with torch.random.fork_rng(devices=[]):
+        with random_state_kept():
             batch, _ = minibatches.load(0, 0)
     except SquallError:
         raise
