@@ -86,7 +86,7 @@ def test_one_array_is_inputs_alone(tmp_path: Path) -> None:
 
 
 def test_inputs_and_targets_may_lie_in_two_files(tmp_path: Path) -> None:
-    images = write(tmp_path, npz_bytes(images=X, other=X[:1]), "images")
+    images = write(tmp_path, npz_bytes(x_test=X[:1], x_train=X), "images")
     labels = write(tmp_path, npz_bytes(whatever=Y), "labels")
 
     inputs, targets = tree(images, labels, classes=6)

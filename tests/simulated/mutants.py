@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,19 +183,33 @@ def mutated(file: str, number: int) -> ast.Module:
 
 
 class _Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives one module's mutated code to whoever imports it."""
+    """Gives code that is compiled already to whoever imports these modules; one of them is mutated."""
 
-    def __init__(self, name: str, path: Path, tree: ast.Module) -> None:
-        self._name, self._path, self._tree = name, path, tree
+    def __init__(self, codes: dict[str, CodeType]) -> None:
+        self._codes = codes
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        return importlib.util.spec_from_loader(name, self) if name == self._name else None
+        return importlib.util.spec_from_loader(name, self) if name in self._codes else None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self._tree, str(self._path), "exec"), module.__dict__)
+        exec(self._codes[module.__name__], module.__dict__)
 
 
-def try_out(mutant: Mutant) -> str:
+_OURS = ("squall.", "tests.simulated.")
+
+
+def _codes() -> dict[str, CodeType]:
+    """The code of every module that the suite imports, packages left out."""
+    importlib.import_module("tests.simulated.suite")
+    codes = {}
+    for name, module in sys.modules.items():
+        if name.startswith(_OURS) and not hasattr(module, "__path__"):
+            assert module.__file__ is not None
+            codes[name] = compile(Path(module.__file__).read_text(), module.__file__, "exec")
+    return codes
+
+
+def try_out(mutant: Mutant, codes: dict[str, CodeType]) -> str:
     """Run the suite in a process of its own; return what killed the mutant, or "" if nothing did."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -203,7 +217,7 @@ def try_out(mutant: Mutant) -> str:
         os.close(reader)
         verdict = "could not be imported"
         try:
-            verdict = _verdict(mutant, writer)
+            verdict = _verdict(mutant, codes, writer)
         finally:
             os.write(writer, f"\n={verdict}".encode())
             os._exit(0)
@@ -216,14 +230,13 @@ def try_out(mutant: Mutant) -> str:
     return next(line[1:] for line in reversed(lines) if line.startswith("="))
 
 
-def _verdict(mutant: Mutant, writer: int) -> str:
+def _verdict(mutant: Mutant, codes: dict[str, CodeType], writer: int) -> str:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     name = "squall." + mutant.file.removesuffix(".py").replace("/", ".")
-    for module in [module for module in sys.modules if module.split(".")[0] == "squall"]:
+    for module in [module for module in sys.modules if module in codes]:
         del sys.modules[module]
-    for module in [module for module in sys.modules if module.startswith("tests.simulated.")]:
-        del sys.modules[module]
-    sys.meta_path.insert(0, _Planter(name, SOURCE / mutant.file, mutated(mutant.file, mutant.number)))
+    tree = mutated(mutant.file, mutant.number)
+    sys.meta_path.insert(0, _Planter(codes | {name: compile(tree, str(SOURCE / mutant.file), "exec")}))
     suite = importlib.import_module("tests.simulated.suite")
     for check, run in suite.checks():
         os.write(writer, f"{check}\n".encode())
@@ -240,12 +253,13 @@ def _verdict(mutant: Mutant, writer: int) -> str:
 def try_all(mutants: Sequence[Mutant], jobs: int) -> dict[Mutant, str]:
     """What killed each mutant, tried out `jobs` at a time."""
     readers = []
+    codes = _codes()
     for job in range(jobs):
         reader, writer = os.pipe()
         if os.fork() == 0:
             with os.fdopen(writer, "w") as pipe:
                 for at in range(job, len(mutants), jobs):
-                    pipe.write(json.dumps([at, try_out(mutants[at])]) + "\n")
+                    pipe.write(json.dumps([at, try_out(mutants[at], codes)]) + "\n")
                     pipe.flush()
             os._exit(0)
         os.close(writer)

@@ -9,7 +9,7 @@ import torch
 
 import squall
 from squall.observe.events import Progress
-from tests.processes.helpers import applied_counts, job
+from tests.processes.helpers import applied_counts, data, job
 
 
 def stopped(out: Path, minibatches: int, **settings: object) -> squall.Run:
@@ -32,6 +32,20 @@ def test_a_stopped_run_of_one_replica_resumes_to_the_same_parameters(tmp_path: P
     assert all(torch.equal(value, expected[name]) for name, value in run.state_dict().items())
     assert set(applied_counts(run).values()) == {1}
     assert run.metrics["minibatches"] == 8 * 40
+
+
+def test_batch_norm_resumes_with_its_statistics(tmp_path: Path) -> None:
+    """B28"""
+    x, y = data()
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 2))
+    settings = {"replicas": 1, "threads": 1, "cluster": squall.InProcess(), "batch_size": 16, "progress": False}
+    whole = squall.fit(model, (x, y), epochs=4, out=tmp_path / "whole", **settings)
+    squall.fit(model, (x, y), epochs=2, out=tmp_path / "run", **settings)
+
+    run = squall.fit(model, (x, y), epochs=4, out=tmp_path / "run", resume=True, **settings)
+
+    expected = whole.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in run.state_dict().items())
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -1,9 +1,11 @@
 """``squall train`` and ``squall resume``: a job, a warm cluster, a run directory, and what is said at the end."""
 
+import gc
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,8 +41,8 @@ def train(request: str, settings: Sequence[str], out: Path | None, *, as_json: b
     pairs = [_pair(text) for text in settings]
     # Before anything that imports torch: the process that roles are forked from imports it at the same time.
     with Local() as cluster:
-        from squall.training.recipe import find
-
+        with _quick_imports():
+            from squall.training.recipe import find
         job = _made(lambda: find(request, pairs), request)
         with _Directory(out or job.directory) as path:
             carry_out(replace(job, out=path), cluster, resume=False, as_json=as_json)
@@ -62,8 +64,8 @@ def resume(path: Path, *, as_json: bool) -> None:
             remedy=f"Go on with it there: squall.fit(job, resume=True), with out={str(path)!r}.",
         )
     with Local() as cluster:
-        from squall.training.recipe import job_of
-
+        with _quick_imports():
+            from squall.training.recipe import job_of
         job = _made(lambda: job_of(told), told["name"])
         carry_out(replace(job, out=path), cluster, resume=True, as_json=as_json)
 
@@ -99,6 +101,16 @@ def sum_up(directory: RunDirectory, *, as_json: bool) -> None:
 
 def _written_at(directory: RunDirectory) -> int | None:
     return directory.result.stat().st_mtime_ns if directory.result.exists() else None
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Import torch a tenth faster: what is imported stays, so looking for garbage in it is in vain."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _pair(setting: str) -> tuple[str, str]:

@@ -14,7 +14,6 @@ from torch import Tensor
 from squall.cluster.world import Pace, World
 from squall.coordinator.machine import Closed, CoordinatorEffect, CoordinatorMachine, Diverging, Report
 from squall.errors import DivergedError
-from squall.model.buffers import merged
 from squall.model.randomness import random_state_kept
 from squall.observe.events import Evaluated
 from squall.observe.ledger import LedgerWriter
@@ -191,7 +190,7 @@ class TensorArithmetic:
     def buffers(self) -> dict[str, Tensor]:
         space = self._prepared.buffers
         sets = [space.read(memory) for memory in self._left_buffers.values()]
-        return merged([values for values in sets if values is not None])
+        return space.merge([values for values in sets if values is not None])
 
     # What a World asks for -----------------------------------------------------------------------------
 

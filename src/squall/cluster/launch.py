@@ -15,7 +15,6 @@ from squall.cluster.roster import RoleProcess, Roster, in_words
 from squall.cluster.starting import start_roles
 from squall.cluster.zygote import Exit, Zygote
 from squall.errors import DivergedError, LostError, RemoteProtocolError, RunError, SquallError, UserCodeError
-from squall.model.buffers import merged
 from squall.observe.events import Evaluated, Event, Joined, Left, Link, Redone, Refused
 from squall.training.execution import Ending, Execution, TrafficCount
 from squall.wire.control import (
@@ -168,7 +167,7 @@ class Launch:
     def _left_buffers(self) -> dict[str, Tensor]:
         space = self._execution.prepared.buffers
         sets = [space.read(space.memory(arena)) for arena in self._buffer_arenas]
-        return merged([values for values in sets if values])
+        return space.merge([values for values in sets if values])
 
     # What is heard --------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class _Starting:
         prepared = self._prepared
         model = _model_load(prepared)
         task = prepared.task(model.pop("model", None))
-        payload = self._pack({"task": task, "loop": prepared.loop, **model})
+        payload = self._pack({"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model})
         settings = {"threads": prepared.threads, "shards": self._serving}
         for replica in range(prepared.job.replicas):
             name = f"replica{replica}.0"
@@ -116,7 +116,7 @@ class _Starting:
         prepared = self._prepared
         if prepared.evaluation is None:
             return
-        payload = self._pack({"evaluation": prepared.evaluation, **_model_load(prepared)})
+        payload = self._pack({"evaluation": prepared.evaluation, "buffers": prepared.buffers, **_model_load(prepared)})
         settings = {"shards": self._serving, "num_replicas": len(self.buffer_arenas)}
         arenas = [arena.fd for arena in self.buffer_arenas]
         fds = self._exchange(EVALUATOR, "evaluator", has_gradient=False)

@@ -4,12 +4,14 @@ Buffers are not trained and are not on the shards. Each replica keeps its own an
 push; whoever evaluates or exports takes one merged set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
+from squall.errors import ConfigError
 from squall.model.exchange import Arena
 
 _ALIGNMENT = 16
@@ -17,11 +19,19 @@ _HEADER_BYTES = 16
 _MAX_TRIES = 1000
 
 
+POLICIES = ("mean", "max", "first")
+
+
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """One buffer and where its bytes lie."""
+    """One buffer, where its bytes lie, and how several replicas' values become one.
+
+    Attributes:
+        policy: "mean", "max" (both element by element) or "first", the lowest replica's.
+    """
 
     name: str
+    policy: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     start: int
@@ -43,13 +53,38 @@ class BufferSpace:
     specs: tuple[BufferSpec, ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> "BufferSpace":
+    def of(cls, model: nn.Module, policies: Mapping[str, str] | None = None) -> "BufferSpace":
+        """Read the space off a model.
+
+        Args:
+            policies: name pattern to policy; the first that fits a name holds. What none fits: the mean of
+                floating-point buffers, the maximum of integer ones, the lowest replica's of all others.
+
+        Raises:
+            ConfigError: a policy is unknown, cannot be used for such a buffer, or fits none.
+        """
         specs, start = [], _HEADER_BYTES
+        _check_patterns(policies or {}, [name for name, _ in model.named_buffers()])
         for name, buffer in model.named_buffers():
-            spec = BufferSpec(name, tuple(buffer.shape), buffer.dtype, start)
+            policy = _policy(name, buffer, policies or {})
+            spec = BufferSpec(name, policy, tuple(buffer.shape), buffer.dtype, start)
             specs.append(spec)
             start += -(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT
         return cls(tuple(specs))
+
+    def merge(self, sets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """One set of buffers made of several, lowest replica first; nothing of nothing.
+
+        >>> space = BufferSpace.of(nn.BatchNorm1d(1))
+        >>> one = {"running_mean": torch.tensor([1.0]), "running_var": torch.tensor([1.0]),
+        ...        "num_batches_tracked": torch.tensor(3)}
+        >>> other = {name: value + 2 for name, value in one.items()}
+        >>> space.merge([one, other])["running_mean"], space.merge([one, other])["num_batches_tracked"]
+        (tensor([2.]), tensor(5))
+        """
+        if not sets:
+            return {}
+        return {spec.name: _merged(spec.policy, [values[spec.name] for values in sets]) for spec in self.specs}
 
     @property
     def num_bytes(self) -> int:
@@ -100,24 +135,44 @@ class BufferSpace:
         return None
 
 
-def merged(sets: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """One set of buffers: the mean of floating-point ones, the maximum of integer ones, else the first's.
-
-    >>> merged([{"mean": torch.tensor([1.0]), "count": torch.tensor(3)}, {"mean": torch.tensor([3.0]), "count": torch.tensor(5)}])
-    {'mean': tensor([2.]), 'count': tensor(5)}
-    """
-    if not sets:
-        return {}
-    return {name: _merge([values[name] for values in sets]) for name in sets[0]}
-
-
-def _merge(values: Sequence[Tensor]) -> Tensor:
+def _merged(policy: str, values: Sequence[Tensor]) -> Tensor:
     first = values[0]
-    if first.is_floating_point():
+    if policy == "mean":
         return torch.stack([value.double() for value in values]).mean(dim=0).to(first.dtype)
-    if first.dtype == torch.bool or first.is_complex():
-        return first
-    return torch.stack(list(values)).amax(dim=0)
+    if policy == "max":
+        return torch.stack(list(values)).amax(dim=0)
+    return first
+
+
+def _policy(name: str, buffer: Tensor, policies: Mapping[str, str]) -> str:
+    is_float, is_ordered = buffer.is_floating_point(), not buffer.is_complex() and buffer.dtype != torch.bool
+    for pattern, policy in policies.items():
+        if not fnmatchcase(name, pattern):
+            continue
+        if (policy == "mean" and not is_float) or (policy == "max" and not is_ordered):
+            raise ConfigError(
+                subject=f"Job(buffers=): {pattern!r}",
+                expected=f"a policy for a buffer of {buffer.dtype}, {name!r}",
+                got=repr(policy),
+                remedy="'mean' is for floating-point buffers, 'max' for numbers; 'first' is for all.",
+            )
+        return policy
+    return "mean" if is_float else "max" if is_ordered else "first"
+
+
+def _check_patterns(policies: Mapping[str, str], names: Sequence[str]) -> None:
+    for pattern, policy in policies.items():
+        if policy not in POLICIES:
+            raise ConfigError(
+                subject=f"Job(buffers=): {pattern!r}", expected=f"one of {', '.join(POLICIES)}", got=repr(policy)
+            )
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                subject=f"Job(buffers=): {pattern!r}",
+                expected="a pattern that fits a buffer of the model",
+                got="one that fits none",
+                remedy=f"Its buffers are {', '.join(names) or 'none'}.",
+            )
 
 
 def _view(memory: Tensor, spec: BufferSpec) -> Tensor:

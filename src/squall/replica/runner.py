@@ -37,7 +37,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
 
     Args:
         settings: "name"; "threads"; "shards", the shards with slices of this worker's partition.
-        load: "task" and "loop".
+        load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
         fds: the connection to the coordinator, the memory for the model's buffers, then for each of "shards" its
             connection and the memory shared with it.
@@ -57,7 +57,7 @@ class ReplicaRunner:
         layout = task.layout
         self._launcher = launcher
         self._coordinator = Connection.from_fd(fds[0], "coordinator")
-        self._buffer_space = BufferSpace.of(task.model)
+        self._buffer_space: BufferSpace = load["buffers"]
         self._buffer_memory = self._buffer_space.memory(
             SharedArena.attach(fds[1], self._buffer_space.arena_bytes, writable=True)
         )

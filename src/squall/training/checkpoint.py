@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from squall.blocks import BlockSet
@@ -20,6 +21,7 @@ from squall.shard.machine import SliceBook
 from squall.shard.store import read_slices, shard_file
 
 MANIFEST = "manifest.json"
+BUFFERS = "buffers.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,7 @@ class Checkpoint:
     Attributes:
         layout: of the run that wrote it.
         states, books: one for each of its slices, in order.
+        buffers: one set for the model.
         minibatches: done at that point.
         time_s: of the run at that point [seconds].
         identity: what decides which examples a position means; a resumed run must have the same.
@@ -38,6 +41,7 @@ class Checkpoint:
     layout: Layout
     states: tuple[SliceState, ...]
     books: tuple[SliceBook, ...]
+    buffers: Mapping[str, Tensor]
     minibatches: int
     time_s: float
     identity: Mapping[str, Any]
@@ -78,13 +82,15 @@ def finish_checkpoint(
     folder: Path,
     *,
     layout: Layout,
+    buffers: Mapping[str, Tensor],
     minibatches: int,
     time_s: float,
     identity: Mapping[str, Any],
     starts: int,
 ) -> None:
-    """Write the manifest over files that all shards have written to `folder`."""
-    files = {path.name: sha256_file(path) for path in sorted(folder.glob("shard*.safetensors"))}
+    """Write buffers, and the manifest over all files, those that the shards have written to `folder` included."""
+    write_atomic(folder / BUFFERS, save({name: value.contiguous() for name, value in buffers.items()}))
+    files = {path.name: sha256_file(path) for path in sorted(folder.glob("*.safetensors"))}
     manifest = {
         "format": "squall-checkpoint",
         "version": 1,
@@ -122,11 +128,13 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             state.minibatches = book.minibatches
         states += own_states
         books += own_books
+    _check_sum(folder / BUFFERS, manifest["files"].get(BUFFERS))
     order = sorted(range(len(states)), key=lambda index: states[index].spec.slice)
     return Checkpoint(
         layout=layout,
         states=tuple(states[index] for index in order),
         books=tuple(books[index] for index in order),
+        buffers=load((folder / BUFFERS).read_bytes()),
         minibatches=manifest["minibatches"],
         time_s=manifest["time_s"],
         identity=manifest["identity"],

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from squall.errors import LostError, SquallError, UserCodeError
-from squall.model.buffers import BufferSpace, merged
+from squall.model.buffers import BufferSpace
 from squall.model.exchange import ExchangePlan
 from squall.training.evaluation import Evaluation
 from squall.wire.connection import Connection
@@ -20,7 +20,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
 
     Args:
         settings: "shards", those that hold slices; "num_replicas".
-        load: "model", which is written, and "evaluation".
+        load: "model", which is written, its "buffers", and "evaluation".
         launcher: the connection to it.
         fds: each replica's memory for its model's buffers, then for each of "shards" its connection and the
             memory shared with it.
@@ -51,7 +51,7 @@ class Evaluator:
     def __init__(self, settings: dict[str, Any], load: dict[str, Any], fds: list[int]) -> None:
         self._model = load["model"]
         self._evaluation: Evaluation = load["evaluation"]
-        self._space = BufferSpace.of(self._model)
+        self._space: BufferSpace = load["buffers"]
         arena_bytes, num_replicas = self._space.arena_bytes, settings["num_replicas"]
         self._left = [
             self._space.memory(SharedArena.attach(fd, arena_bytes, writable=False))
@@ -83,7 +83,7 @@ class Evaluator:
     def measure(self) -> dict[str, float]:
         vectors = [self._vectors[number] for number in sorted(self._vectors)]
         sets = [self._space.read(memory) for memory in self._left]
-        buffers = merged([values for values in sets if values is not None])
+        buffers = self._space.merge([values for values in sets if values is not None])
         try:
             return self._evaluation.of_slices(self._model, vectors, buffers)
         except SquallError:

@@ -215,6 +215,7 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     finish_checkpoint(
         folder,
         layout=prepared.layout,
+        buffers=ending.buffers,
         minibatches=ending.minibatches,
         time_s=execution.now(),
         identity=prepared.identity,

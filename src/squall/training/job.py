@@ -54,6 +54,8 @@ class Job:
         evaluate_every: epochs between evaluations, a float.
         record: keep every applied gradient in the run directory.
         cluster: where it runs; None: `squall.Local()`.
+        buffers: name pattern to how replicas' buffers become one for evaluation and export: "mean", "max" or
+            "first"; by default the mean of floating-point ones, the maximum of integer ones.
         threads: of torch in each replica; None: cores divided by replicas.
         seed: of order, randomness and a model function.
         out: the run directory; None: a temporary one, which the summary names.
@@ -150,7 +152,6 @@ class Job:
             "clip_norm": None,
             "precision": None,
             "device": "cpu",
-            "buffers": {},
             "checkpoint_every": None,
             "keep_best": None,
             "durability": "none",

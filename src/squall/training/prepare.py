@@ -14,7 +14,7 @@ from squall.coordinator.work import WorkPlan
 from squall.data.minibatches import Minibatches
 from squall.data.source import Loading, as_source
 from squall.errors import ConfigError, ModelError, SquallError, UserCodeError
-from squall.model.buffers import BufferSpace
+from squall.model.buffers import BufferSpace, set_buffers
 from squall.model.install import split
 from squall.model.layout import Layout
 from squall.model.objective import Objective, accuracy, pair
@@ -102,6 +102,8 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
     _check_batch(objective, minibatches)
 
     model = build(job)
+    if checkpoint is not None:
+        set_buffers(model, dict(checkpoint.buffers))
     space = ParameterSpace.of(model)
     layout = Layout.balanced(space, job.shards)
     identity = {
@@ -122,7 +124,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         job=job,
         model=model,
         layout=layout,
-        buffers=BufferSpace.of(model),
+        buffers=BufferSpace.of(model, job.buffers),
         objective=objective,
         minibatches=minibatches,
         evaluation=_evaluation(job, loading, objective, layout),
