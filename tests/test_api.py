@@ -168,6 +168,39 @@ def test_a_failed_background_run_raises_its_error_from_result() -> None:
         handle.result(30)
 
 
+def test_the_best_model_is_kept_and_patience_ends_the_run(tmp_path: Path) -> None:
+    x, y = data()
+    wrong = (x, 1 - y)  # the better it trains, the worse it tests
+    run = fit(
+        network(), (x, y), test=wrong, epochs=50, keep_best="accuracy", patience=3, out=tmp_path / "run", replicas=1
+    )
+    measured = [record["metrics"]["test_accuracy"] for record in run.history if record["event"] == "Evaluated"]
+    assert run.metrics["why"] == "no better"
+    assert run.metrics["minibatches"] < 50 * 8
+    output = run.best()(x)
+    kept = (output.argmax(dim=1) == wrong[1]).double().mean().item()
+    assert kept == max(measured)
+
+
+def test_loggers_are_told_every_event_and_closed() -> None:
+    class Kept:
+        def __init__(self) -> None:
+            self.events: list[Any] = []
+            self.is_closed = False
+
+        def log(self, event: Any) -> None:
+            self.events.append(event)
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    logger = Kept()
+    fit(network(), data(), test=data(), loggers=(logger,))
+    assert logger.is_closed
+    assert isinstance(logger.events[-1], Ended)
+    assert any(isinstance(event, Evaluated) for event in logger.events)
+
+
 def test_time_ends_a_run() -> None:
     run = fit(network(), data(), time_s=0.2, epochs=10**9)
     assert run.metrics["why"] == "time"

@@ -25,8 +25,10 @@ _CLUSTER_MAY = _TRAINING_MAY | {"training"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "slices": {"errors"},
+    "schedules": {"errors"},
     "blocks": {"errors", "slices"},
     "machines": {"errors"},
+    "schedules": {"errors"},
     "observe": {"errors", "slices", "blocks"},
     "model": GROUND,
     "wire": GROUND,

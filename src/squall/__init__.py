@@ -18,9 +18,16 @@ _PUBLIC = {
     "Downpour": "squall.training.strategies",
     "Rule": "squall.rules.rule",
     "Sgd": "squall.rules.sgd",
+    "Momentum": "squall.rules.momentum",
     "Adagrad": "squall.rules.adagrad",
+    "Adam": "squall.rules.adam",
+    "AdamW": "squall.rules.adam",
+    "Rules": "squall.rules.patterns",
     "InProcess": "squall.cluster.in_process",
     "Local": "squall.cluster.local",
+    "Simulated": "squall.cluster.simulated",
+    "Link": "squall.cluster.world",
+    "TensorBoard": "squall.observe.loggers",
     "Source": "squall.data.source",
     "Progress": "squall.observe.events",
     "Evaluated": "squall.observe.events",
@@ -41,7 +48,7 @@ _PUBLIC = {
     "LostError": "squall.errors",
     "CorruptError": "squall.errors",
 }
-_MODULES = ("data", "errors")
+_MODULES = ("data", "errors", "schedules")
 
 __all__ = ["__version__", *_PUBLIC, *_MODULES]
 
@@ -49,10 +56,13 @@ if TYPE_CHECKING:
     # `as` says to type checkers that these are for others to use.
     from squall import data as data
     from squall import errors as errors
+    from squall import schedules as schedules
     from squall.api import fit as fit
     from squall.api import start as start
     from squall.cluster.in_process import InProcess as InProcess
     from squall.cluster.local import Local as Local
+    from squall.cluster.simulated import Simulated as Simulated
+    from squall.cluster.world import Link as Link
     from squall.data.source import Source as Source
     from squall.errors import ConfigError as ConfigError
     from squall.errors import CorruptError as CorruptError
@@ -72,7 +82,12 @@ if TYPE_CHECKING:
     from squall.observe.events import Progress as Progress
     from squall.observe.events import Redone as Redone
     from squall.observe.events import Refused as Refused
+    from squall.observe.loggers import TensorBoard as TensorBoard
     from squall.rules.adagrad import Adagrad as Adagrad
+    from squall.rules.adam import Adam as Adam
+    from squall.rules.adam import AdamW as AdamW
+    from squall.rules.momentum import Momentum as Momentum
+    from squall.rules.patterns import Rules as Rules
     from squall.rules.rule import Rule as Rule
     from squall.rules.sgd import Sgd as Sgd
     from squall.training.job import Job as Job

@@ -55,8 +55,8 @@ class RangeSet:
 
     def cover(self, start: int, stop: int) -> Cover:
         """Say whether ``[start, stop)`` is wholly outside, wholly inside, or neither."""
-        at = bisect_right(self._ranges, (start, start)) - 1
-        for begin, end in self._ranges[max(at, 0) : at + 3]:
+        at = bisect_right(self._ranges, (start, start))  # the first that begins at `start` or later
+        for begin, end in self._ranges[max(at - 1, 0) : at + 1]:
             if begin <= start and stop <= end:
                 return Cover.CONTAINED
             if begin < stop and start < end:

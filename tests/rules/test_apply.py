@@ -8,8 +8,8 @@ chunk's begin; `accumulate` ignored; a split gradient copied from its begin to e
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,10 @@ from squall.model.layout import Layout
 from squall.model.parameters import ParameterSpace
 from squall.rules import apply
 from squall.rules.adagrad import Adagrad
+from squall.rules.adam import Adam, AdamW
 from squall.rules.apply import SliceState, apply_, copy_and_check_, copy_gradient_
+from squall.rules.momentum import Momentum
+from squall.rules.patterns import RulePerTensor, Rules, rule_per_tensor
 from squall.rules.rule import LearningRate, Rule
 from squall.rules.sgd import Sgd
 
@@ -48,7 +51,7 @@ def mixed() -> nn.ParameterDict:
     )
 
 
-def states_of(model: nn.Module, layout: Layout, rule: Rule) -> list[SliceState]:
+def states_of(model: nn.Module, layout: Layout, rule: Rule | RulePerTensor) -> list[SliceState]:
     flat = {dtype: layout.space.flat(model, dtype) for dtype in layout.space.dtypes}
     vectors = split(layout, flat)
     return [
@@ -71,16 +74,70 @@ def gradient_vectors(layout: Layout, grads: Sequence[Tensor | None]) -> tuple[li
     return vectors, frozenset(index for index, grad in enumerate(grads) if grad is None)
 
 
+def halving(minibatches: int) -> float:
+    return 0.5 ** (minibatches // 3)
+
+
+# A rule, and torch's optimizer with the same settings.
 RULES = [
     (Sgd(learning_rate=0.1), torch.optim.SGD, {"lr": 0.1}),
     (Sgd(learning_rate=0.1, weight_decay=0.2), torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.2}),
+    (
+        Momentum(learning_rate=0.1, momentum=0.8, dampening=0.3, weight_decay=0.2),
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.8, "dampening": 0.3, "weight_decay": 0.2},
+    ),
+    (
+        Momentum(learning_rate=0.1, nesterov=True),
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    ),
     (Adagrad(learning_rate=0.1), torch.optim.Adagrad, {"lr": 0.1}),
     (
         Adagrad(learning_rate=0.1, lr_decay=0.5, weight_decay=0.2),
         torch.optim.Adagrad,
         {"lr": 0.1, "lr_decay": 0.5, "weight_decay": 0.2},
     ),
+    (Adam(learning_rate=0.05), torch.optim.Adam, {"lr": 0.05}),
+    (
+        Adam(learning_rate=0.05, betas=(0.8, 0.9), weight_decay=0.2, amsgrad=True),
+        torch.optim.Adam,
+        {"lr": 0.05, "betas": (0.8, 0.9), "weight_decay": 0.2, "amsgrad": True},
+    ),
+    (AdamW(learning_rate=0.05, weight_decay=0.2), torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.2}),
 ]
+
+
+def expect_equal_training(
+    model: nn.Module,
+    rule: Rule | Rules,
+    optimizer: torch.optim.Optimizer,
+    num_shards: int,
+    factor: Callable[[int], float] = lambda minibatches: 1.0,
+) -> None:
+    """Train slices and the model itself, with gradients missing now and then, and compare all along the way."""
+    layout = Layout.balanced(ParameterSpace.of(model), num_shards)
+    resolved = rule_per_tensor(rule, layout.space)
+    states = states_of(model, layout, resolved)
+    outs = [torch.full_like(state.params, math.nan) for state in states]
+    owners = layout.space.parameters_of(model)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+    for step in range(12):
+        grads = [None if (step + at) % 4 == 0 else torch.randn_like(own) for at, own in enumerate(owners)]
+        for own, grad in zip(owners, grads, strict=True):
+            own.grad = None if grad is None else grad.clone()
+        optimizer.step()
+        scheduler.step()
+        vectors, absent = gradient_vectors(layout, grads)
+        for state, vector, out in zip(states, vectors, outs, strict=True):
+            assert apply_(state, resolved, vector, absent=absent, minibatches=1, out=out) is None
+
+    for vectors in ([state.params for state in states], outs):
+        for name, value in assemble(layout, vectors).items():
+            want = model.get_parameter(name).detach()
+            tolerance = TOLERANCE[want.dtype]
+            torch.testing.assert_close(value, want, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("chunk", [4, 16, 131_072])
@@ -97,41 +154,128 @@ def test_pushes_to_slices_are_torchs_optimizer_on_the_whole_model(
     monkeypatch.setattr(apply, "CHUNK", chunk)
     torch.manual_seed(0)
     model = mixed()
-    layout = Layout.balanced(ParameterSpace.of(model), num_shards)
-    states = states_of(model, layout, rule)
-    outs = [torch.full_like(state.params, math.nan) for state in states]
-    owners = layout.space.parameters_of(model)
-    plain = optimizer(owners, **settings)
 
-    for step in range(12):
-        grads = [None if (step + at) % 4 == 0 else torch.randn_like(own) for at, own in enumerate(owners)]
-        for own, grad in zip(owners, grads, strict=True):
-            own.grad = None if grad is None else grad.clone()
-        plain.step()
-        vectors, absent = gradient_vectors(layout, grads)
-        for state, vector, out in zip(states, vectors, outs, strict=True):
-            assert apply_(state, rule, vector, absent=absent, minibatches=1, out=out) is None
-
-    for vectors in ([state.params for state in states], outs):
-        for name, value in assemble(layout, vectors).items():
-            want = model[name].detach()
-            tolerance = TOLERANCE[want.dtype]
-            torch.testing.assert_close(value, want, rtol=tolerance, atol=tolerance)
+    expect_equal_training(model, rule, optimizer(model.parameters(), **settings), num_shards)
 
 
-def test_an_absent_tensor_keeps_its_values_slots_and_step() -> None:
+@pytest.mark.parametrize("num_shards", [1, 3, 7])
+@pytest.mark.parametrize(("rule", "optimizer", "settings"), RULES)
+def test_with_a_schedule_they_are_torchs_optimizer_under_lambda_lr(
+    rule: Rule, optimizer: type[torch.optim.Optimizer], settings: dict[str, Any], num_shards: int
+) -> None:
     torch.manual_seed(0)
-    rule = Adagrad(weight_decay=0.1)
+    model = mixed()
+    scheduled = replace(rule, learning_rate=lambda minibatches: settings["lr"] * halving(minibatches))
+
+    expect_equal_training(model, scheduled, optimizer(model.parameters(), **settings), num_shards, halving)
+
+
+@pytest.mark.parametrize("chunk", [4, 131_072])
+@pytest.mark.parametrize("num_shards", [1, 3, 7])
+def test_rules_by_name_are_torchs_parameter_groups(
+    num_shards: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of one kind with other settings, so that they share slots, and of different kinds with other slots."""
+    monkeypatch.setattr(apply, "CHUNK", chunk)
+    torch.manual_seed(0)
+    model, other = mixed(), mixed()
+    alike = Rules(
+        {
+            "[be]": Adam(learning_rate=0.05, betas=(0.5, 0.7)),
+            "c": Adam(learning_rate=0.2, weight_decay=0.3),
+            "*": Adam(learning_rate=0.05, amsgrad=True),
+        }
+    )
+    groups: list[dict[str, Any]] = [
+        {"params": [model["b"], model["e"]], "betas": (0.5, 0.7)},
+        {"params": [model["c"]], "lr": 0.2, "weight_decay": 0.3},
+        {"params": [model["a"], model["d"], model["f"]], "amsgrad": True},
+    ]
+    expect_equal_training(model, alike, torch.optim.Adam(groups, lr=0.05), num_shards)
+
+    mixture = Rules(
+        {
+            "[ac]": Momentum(learning_rate=0.05, momentum=0.8),
+            "b": Sgd(learning_rate=0.1, weight_decay=0.2),
+            "*": Momentum(learning_rate=0.1, nesterov=True),
+        }
+    )
+    groups = [
+        {"params": [other["a"], other["c"]], "lr": 0.05, "momentum": 0.8},
+        {"params": [other["b"]], "weight_decay": 0.2},
+        {"params": [other["d"], other["e"], other["f"]], "momentum": 0.9, "nesterov": True},
+    ]
+    expect_equal_training(other, mixture, torch.optim.SGD(groups, lr=0.1), num_shards)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3, 7])
+def test_rules_of_different_kinds_each_train_their_own_tensors(num_shards: int) -> None:
+    torch.manual_seed(0)
+    model = mixed()
+    rules = Rules(
+        {
+            "a": Adagrad(learning_rate=0.1, initial_accumulator_value=0.5),
+            "e": Adagrad(learning_rate=0.2),
+            "[bf]": AdamW(learning_rate=0.05),
+            "*": Sgd(learning_rate=halving),
+        }
+    )
+    optimizers = [
+        torch.optim.Adagrad([model["a"]], lr=0.1, initial_accumulator_value=0.5),
+        torch.optim.Adagrad([model["e"]], lr=0.2),
+        torch.optim.AdamW([model["b"], model["f"]], lr=0.05),
+        torch.optim.SGD([model["c"], model["d"]], lr=1.0),
+    ]
+
+    class Together(torch.optim.SGD):
+        """Stands for all of them in the common loop; its schedule is that of the last."""
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            optimizers[3].param_groups[0]["lr"] = self.param_groups[0]["lr"]
+            for optimizer in optimizers:
+                optimizer.step()
+
+    together = Together([nn.Parameter(torch.zeros(1))], lr=1.0)
+    expect_equal_training(model, rules, together, num_shards, halving)
+
+
+def test_a_slice_keeps_the_slots_that_its_own_tensors_need() -> None:
+    model = parameters(3, 4)
+    layout = Layout.balanced(ParameterSpace.of(model), num_shards=1)
+    rules = Rules({"0": Adagrad(initial_accumulator_value=0.5), "1": Momentum()})
+
+    (state,) = states_of(model, layout, rule_per_tensor(rules, layout.space))
+    (plain,) = states_of(model, layout, rule_per_tensor(Rules({"*": Sgd()}), layout.space))
+
+    assert {name: slot.tolist() for name, slot in state.slots.items()} == {
+        "sum": [0.5, 0.5, 0.5, 0, 0, 0, 0],
+        "momentum_buffer": [0.0] * 7,
+    }
+    assert plain.slots == {}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Sgd(weight_decay=0.1),
+        Momentum(weight_decay=0.1),
+        Adagrad(weight_decay=0.1),
+        Adam(weight_decay=0.1, amsgrad=True),
+        AdamW(weight_decay=0.1),
+    ],
+)
+def test_an_absent_tensor_keeps_its_values_slots_and_step(rule: Rule) -> None:
+    torch.manual_seed(0)
     state = one_slice(parameters(3, 4, 5), rule)
     apply_(state, rule, torch.randn(12), minibatches=1)
-    before, sums = state.params.clone(), state.slots["sum"].clone()
+    vectors = (state.params, *state.slots.values())
+    before = [vector.clone() for vector in vectors]
 
     apply_(state, rule, torch.randn(12), absent=frozenset({1, 99}), minibatches=1)
 
-    changed = [slice(0, 3), slice(7, 12)]
-    assert torch.equal(state.params[3:7], before[3:7])
-    assert torch.equal(state.slots["sum"][3:7], sums[3:7])
-    assert all((state.params[part] != before[part]).all() for part in changed)
+    assert len(before) == 1 + len(rule.slot_names)
+    assert all(torch.equal(now[3:7], was[3:7]) for now, was in zip(vectors, before, strict=True))
+    assert all((state.params[part] != before[0][part]).all() for part in (slice(0, 3), slice(7, 12)))
     assert state.steps.tolist() == [2, 1, 2]
 
 
@@ -171,6 +315,35 @@ def test_neighbours_with_equal_steps_are_one_run() -> None:
     apply_(state, rule, torch.zeros(20), minibatches=1)
 
     assert rule.calls == [(0, 20, 1), (0, 5, 2), (9, 11, 2), (0, 5, 3), (5, 4, 2), (9, 11, 3)]
+
+
+def test_neighbours_with_different_rules_are_not_joined_and_those_with_one_are() -> None:
+    one, other = Recorder(learning_rate=1.0), Recorder(learning_rate=2.0)
+    model = parameters(2, 3, 4, 5, 6)
+    layout = Layout.balanced(ParameterSpace.of(model), num_shards=1)
+    rules = rule_per_tensor(Rules({"[034]": one, "*": other}), layout.space)
+    (state,) = states_of(model, layout, rules)
+
+    apply_(state, rules, torch.zeros(20), absent=frozenset({3}), minibatches=1)
+    apply_(state, rules, torch.zeros(20), minibatches=1)
+
+    assert one.calls == [(0, 2, 1), (14, 6, 1), (0, 2, 2), (9, 5, 1), (14, 6, 2)]
+    assert other.calls == [(2, 7, 1), (2, 7, 2)]
+
+
+def test_a_broken_schedule_of_one_rule_of_several_changes_nothing() -> None:
+    model = parameters(3, 4)
+    layout = Layout.balanced(ParameterSpace.of(model), num_shards=1)
+    broken = Sgd(learning_rate=lambda minibatches: math.inf)
+    rules = rule_per_tensor(Rules({"1": broken, "*": Sgd()}), layout.space)
+    (state,) = states_of(model, layout, rules)
+    before = state.params.clone()
+
+    with pytest.raises(ConfigError, match="schedule"):
+        apply_(state, rules, torch.ones(7), minibatches=1)
+
+    assert torch.equal(state.params, before)
+    assert (state.steps.tolist(), state.minibatches) == ([0, 0], 0)
 
 
 def test_five_thousand_tiny_tensors_are_one_call() -> None:

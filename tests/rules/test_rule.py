@@ -1,11 +1,13 @@
 """What all rules share: learning rates, their check, and the description in the run directory.
 
 Planted faults, each seen to fail a test here: the schedule called with one minibatch too many; nan let through;
-infinity let through; negative rates let through; a callable described by its address; `True` taken as a rate.
+infinity let through; negative rates let through; a callable described by its address; `True` taken as a rate;
+1 taken as a switch; betas described as a tuple.
 """
 
 import json
 import math
+import pickle
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 
 from squall.errors import ConfigError
 from squall.rules.adagrad import Adagrad
+from squall.rules.adam import Adam, AdamW
+from squall.rules.momentum import Momentum
 from squall.rules.rule import Rule
 from squall.rules.sgd import Sgd
 
@@ -60,11 +64,38 @@ def test_a_schedule_that_returns_no_rate_is_refused_by_name(rate: Any) -> None:
         (Adagrad, "weight_decay"),
         (Adagrad, "initial_accumulator_value"),
         (Adagrad, "eps"),
+        (Momentum, "learning_rate"),
+        (Momentum, "momentum"),
+        (Momentum, "dampening"),
+        (Momentum, "weight_decay"),
+        (Adam, "learning_rate"),
+        (Adam, "eps"),
+        (Adam, "weight_decay"),
+        (AdamW, "learning_rate"),
+        (AdamW, "eps"),
+        (AdamW, "weight_decay"),
     ],
 )
 def test_a_setting_out_of_its_range_is_refused_by_name(rule: type[Rule], name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"{rule.__name__}\.{name}: expected a finite number"):
         rule(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, 1, 1.0, "yes", None])
+@pytest.mark.parametrize(("rule", "name"), [(Momentum, "nesterov"), (Adam, "amsgrad"), (AdamW, "amsgrad")])
+def test_a_switch_that_is_neither_on_nor_off_is_refused_by_name(
+    rule: type[Rule], name: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{rule.__name__}\.{name}: expected True or False"):
+        rule(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "rule", [Sgd(), Momentum(nesterov=True), Adagrad(), Adam(amsgrad=True), AdamW(learning_rate=halving)]
+)
+def test_a_rule_crosses_a_process_border(rule: Rule) -> None:
+    assert pickle.loads(pickle.dumps(rule)) == rule
+    assert json.loads(json.dumps(rule.describe())) == rule.describe()
 
 
 def test_a_rule_is_a_value() -> None:

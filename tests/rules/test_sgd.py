@@ -94,6 +94,6 @@ def test_this_torch_has_the_fused_op() -> None:
 
 
 def test_sgd_keeps_no_slots() -> None:
-    assert Sgd.slot_names == ()
+    assert Sgd().slot_names == ()
     with pytest.raises(KeyError, match="momentum"):
         Sgd().init_slot("momentum", torch.zeros(1))

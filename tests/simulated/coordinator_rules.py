@@ -110,7 +110,7 @@ class CoordinatorRules:
 
     def see(self, machine: CoordinatorMachine, event: Any, effects: tuple[Any, ...]) -> None:
         self.out = []
-        if self.began is None:
+        if self.began is None and isinstance(event, Joined):
             self.began = event.now
         self._take(event)
         assert list(effects) == self.out, f"coordinator, {event}: {effects} instead of {self.out}"
@@ -290,7 +290,11 @@ class CoordinatorRules:
         fate.end, fate.shards_left = "refused", None
         self.warm_ended += 1
         self.refusals_in_a_row += 1
-        why = f"the gradient of {fate.tensor!r} was not finite" if fate.tensor else "a shard has a part of it already"
+        why = (
+            f"the gradient of {fate.tensor!r} was not finite"
+            if fate.tensor
+            else "a shard has a part of it already"
+        )
         why += "; some slices had applied it" if fate.is_mixed else ""
         self.out.append(Report(event=events.Refused(time_s=event.now, block=told.block, why=why)))
         if self.refusals_in_a_row >= 3 and self.state == "running":
@@ -351,9 +355,7 @@ class CoordinatorRules:
             return replica is self._first()
         return not any(other is not replica and not other.is_silent for other in self.replicas.values())
 
-    def _lease(
-        self, replica: _Replica, block: Block, now: float, asked: tuple[_Replica, int] | None
-    ) -> None:
+    def _lease(self, replica: _Replica, block: Block, now: float, asked: tuple[_Replica, int] | None) -> None:
         request = replica.waiting.pop(0)
         has_waited = asked is None or asked[0] is not replica or asked[1] != request
         refresh = has_waited and not replica.held
@@ -388,7 +390,11 @@ class CoordinatorRules:
     def _tick_running(self, now: float) -> None:
         for replica in self.replicas.values():
             recent = replica.durations[-16:]
-            patience = max(self.waiting.least_s, self.waiting.factor * median(recent)) if recent else self.waiting.first_s
+            patience = (
+                max(self.waiting.least_s, self.waiting.factor * median(recent))
+                if recent
+                else self.waiting.first_s
+            )
             owes = replica.held or not replica.waiting
             if owes and not replica.is_silent and now - replica.heard > patience:
                 replica.is_silent = True

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from squall.blocks import Block
 from squall.cluster.faults import AtStep, AtTime, Delay, Drop, Duplicate, Kill, Pause
-from squall.cluster.world import Outside, Pace
+from squall.cluster.world import Link, Links, Outside, Pace
 from squall.coordinator.machine import FromReplica, FromShard, Joined, Lost, Stop
 from squall.replica.session import FromCoordinator
-from squall.shard.machine import Close, FromWorker, Save, Worker
+from squall.shard.machine import Attach, Close, FromWorker, Save, Worker
 from squall.wire.messages import Ask, Diverged, Fetch, Goodbye, Recall
 from tests.simulated.coordinator_rules import Waiting
 from tests.simulated.schedules import Schedule
@@ -25,7 +25,9 @@ def directed(make: Callable[[int], Schedule]) -> Callable[[int], Schedule]:
 
 
 def _recall(replica: int, at_s: float) -> Outside:
-    return Outside(at_s=at_s, role=f"replica{replica}", event=FromCoordinator(message=Recall(why="by SIGTERM")))
+    return Outside(
+        at_s=at_s, role=f"replica{replica}", event=FromCoordinator(message=Recall(why="by SIGTERM"))
+    )
 
 
 def _stop(at_s: float) -> Outside:
@@ -138,7 +140,20 @@ def poisoned_alone(variant: int) -> Schedule:
 
 @directed
 def poisoned_warm_start(variant: int) -> Schedule:
-    return Schedule(seed=variant, warm_start=2 + variant % 2, poisoned=((0, variant % 2),))
+    return Schedule(seed=variant, warm_start=2 + 3 * (variant % 2), poisoned=((0, variant % 2),))
+
+
+@directed
+def poisoned_alone_and_silent(variant: int) -> Schedule:
+    """The only replica stands still over a block that it cannot compute, until that has been taken back."""
+    return Schedule(
+        seed=variant,
+        num_replicas=1,
+        poisoned=((0, 0),),
+        faults=(Pause("replica0", 30.0 + variant, AtStep(1)),),
+        waiting=SHORT,
+        ahead=0,
+    )
 
 
 @directed
@@ -181,9 +196,9 @@ def quarantined(variant: int) -> Schedule:
 @directed
 def forgiven(variant: int) -> Schedule:
     """Two strikes, many good blocks, two more strikes: twenty good ones in a row forgive, fewer do not."""
-    again = 23 + variant % 4
+    again = 23 + variant % 2
     return Schedule(
-        seed=variant,
+        seed=1 + variant // 2,
         num_replicas=2,
         sick=(1,),
         sick_at=(1, 2, again, again + 1),
@@ -390,12 +405,26 @@ def stands_still(variant: int) -> Schedule:
     """One stands still beyond its deadline: its block goes to another, and it comes back."""
     return Schedule(
         seed=variant,
-        faults=(Pause(f"replica{variant % 2}", 30.0 + _shift(variant, 3.0), AtStep(1 + variant % 3)),),
-        waiting=(None, SHORT, Waiting(least_s=2.0, factor=4.0))[variant % 3],
+        faults=(Pause(f"replica{variant % 2}", 70.0 + _shift(variant, 3.0), AtStep(variant % 4)),),
+        waiting=(None, SHORT, None, Waiting(least_s=2.0, factor=4.0))[variant // 2 % 4],
         warm_start=(0, 3)[variant // 2 % 2],
         minibatches_per_epoch=15,
-        linger_s=60.0,
-        pace=Pace(tick_s=0.25),
+        linger_s=60.0 if variant % 2 else 0.0,
+        pace=Pace(tick_s=0.25, speeds=(1.0, 4.0)),
+    )
+
+
+@directed
+def stands_still_late(variant: int) -> Schedule:
+    """What its last sixteen blocks took says when it is overdue."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2,
+        minibatches_per_epoch=60,
+        epochs=1,
+        faults=(Pause("replica1", 40.0, AtStep(20 + variant % 3)),),
+        pace=Pace(tick_s=0.1, jitter=1.0, speeds=(1.0, 1.0)),
+        ahead=0,
     )
 
 
@@ -430,11 +459,36 @@ def replaced(variant: int) -> Schedule:
             Outside(at_s=late, role="coordinator", event=stale),
             Outside(at_s=late, role="coordinator", event=gone),
             Outside(at_s=late, role="coordinator", event=Joined(now=late, replica=1, incarnation=0)),
-            Outside(at_s=late, role="coordinator", event=Lost(now=late, replica=2, incarnation=5, why="foreign")),
+            Outside(at_s=late, role="coordinator", event=Joined(now=late, replica=0, incarnation=0)),
+            Outside(at_s=late, role="shard0", event=Attach(worker=_worker(0))),
+            Outside(at_s=late, role="shard0", event=FromWorker(sender=_worker(0), message=_fetch(1))),
+            Outside(
+                at_s=late, role="coordinator", event=Lost(now=late, replica=2, incarnation=5, why="foreign")
+            ),
             Outside(at_s=late, role="shard0", event=FromWorker(sender=_worker(1), message=_fetch(50))),
             Outside(at_s=late, role="shard0", event=FromWorker(sender=_worker(8), message=_fetch(1))),
         ),
         pace=Pace(apply_s=0.3),
+    )
+
+
+@directed
+def replaced_when_all_is_handed_out(variant: int) -> Schedule:
+    """The slowest dies, is recalled or is replaced with the last block: who waits gets it at once."""
+    at_s = 2.5 + _shift(variant)
+    gone = (
+        {"faults": (Kill("replica1", AtTime(at_s), restart=0.001),)},
+        {"outside": (_recall(1, at_s),)},
+        {"faults": (Kill("replica1", AtTime(at_s)),)},
+    )[variant % 3]
+    return Schedule(
+        seed=variant,
+        num_replicas=2,
+        minibatches_per_epoch=4,
+        epochs=1,
+        pace=Pace(speeds=(4.0, 0.2), jitter=0.0, tick_s=50.0),
+        ahead=0,
+        **gone,
     )
 
 
@@ -455,6 +509,42 @@ def crashes_while_a_shard_works(variant: int) -> Schedule:
 def nobody_is_left(variant: int) -> Schedule:
     faults = tuple(Kill(f"replica{number}", AtTime(1.5 + number + _shift(variant))) for number in range(3))
     return Schedule(seed=variant, faults=faults, waiting=SHORT)
+
+
+@directed
+def last_one_dies(variant: int) -> Schedule:
+    """The only replica dies when all else is said: while it leaves, while its block is being settled, or ruins."""
+    facts = (
+        {
+            "outside": (_stop(2.5),),
+            "faults": (Pause("replica0", 9.0, AtTime(2.2)), Kill("replica0", AtTime(4.0))),
+        },
+        {"poisoned": ((0, 0),), "faults": (Delay(0.3), Kill("replica0", AtTime(5.05)))},
+        {"ruined": (0, 0), "faults": (Kill("replica0", AtTime(1.2)),)},
+    )[variant % 3]
+    return Schedule(
+        seed=variant,
+        num_replicas=1,
+        minibatches_per_epoch=1 if variant % 3 else 9,
+        epochs=1,
+        slices=((0,),),
+        ahead=0,
+        pace=Pace(jitter=0.0, tick_s=30.0, apply_s=0.5 if variant % 3 == 2 else 0.0),
+        **facts,
+    )
+
+
+@directed
+def unheard_recall(variant: int) -> Schedule:
+    """Recalls are lost: who works finishes its block, reports it, and leaves with the answer."""
+    return Schedule(
+        seed=variant,
+        epochs=None,
+        stop_at=3.2 + _shift(variant, 0.03),
+        faults=(Drop("recall", 1.0),),
+        ahead=1 + variant % 2,
+        pace=Pace(speeds=(2.0, 0.5, 0.9)),
+    )
 
 
 @directed
@@ -553,7 +643,7 @@ def stopped_twice(variant: int) -> Schedule:
             Pause("replica2", 60.0, AtTime(at_s - 0.5)),
             Kill("replica2", AtTime(at_s + 0.6), restart=0.5),
         ),
-        pace=Pace(latency_s=0.0 if variant % 2 else 0.05),
+        pace=Pace(links=Links(Link(0.0 if variant % 2 else 0.05))),
         waiting=(None, Waiting(leave_s=2.0))[variant // 2 % 2],
         linger_s=20.0,
     )

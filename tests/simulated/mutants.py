@@ -35,6 +35,8 @@ FILES = (
     "slices.py",
 )
 LEFT_ALONE = {"check_invariants"}
+CONTROL = -1
+"""Number of the mutant that changes nothing, and must survive."""
 CHECK_S = 2.0
 """Processor time of one check, after which a mutant counts as one without an end [seconds]."""
 MEMORY = 2 << 30
@@ -119,7 +121,11 @@ def _changes_of(node: ast.AST) -> Iterator[tuple[ast.AST, str, Callable[[], None
             other = ast.Or if isinstance(node.op, ast.And) else ast.And
             yield node, f"{type(node.op).__name__} to {other.__name__}", lambda: setattr(node, "op", other())
         case ast.UnaryOp(op=ast.Not()):
-            yield node, "not removed", lambda: _become(node, ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node.operand)))
+            yield (
+                node,
+                "not removed",
+                lambda: _become(node, ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node.operand))),
+            )
         case ast.Constant(value=bool() as value):
             yield node, f"{value} to {not value}", lambda: setattr(node, "value", not value)
         case ast.Constant(value=int() | float() as value):
@@ -141,7 +147,11 @@ def _dropped(node: ast.AST) -> Iterator[tuple[ast.AST, str, Callable[[], None]]]
             continue
         for at, statement in enumerate(body):
             if _changes_state(statement):
-                yield statement, "statement dropped", lambda body=body, at=at: body.__setitem__(at, ast.Pass())  # type: ignore[misc]
+                yield (
+                    statement,
+                    "statement dropped",
+                    lambda body=body, at=at: body.__setitem__(at, ast.Pass()),
+                )  # type: ignore[misc]
 
 
 def _changes_state(statement: ast.AST) -> bool:
@@ -150,7 +160,9 @@ def _changes_state(statement: ast.AST) -> bool:
             return True
         case ast.Assign(targets=targets):
             return any(
-                isinstance(part, ast.Attribute | ast.Subscript) for target in targets for part in ast.walk(target)
+                isinstance(part, ast.Attribute | ast.Subscript)
+                for target in targets
+                for part in ast.walk(target)
             )
     return False
 
@@ -163,7 +175,7 @@ def _become(node: ast.UnaryOp, other: ast.UnaryOp) -> None:
 def mutants_of(file: str) -> list[Mutant]:
     text = (SOURCE / file).read_text()
     lines = text.splitlines()
-    mutants = []
+    mutants = [Mutant(file=file, number=CONTROL, line=0, scope="", what="nothing", text="")]
     for number, change in enumerate(_changes(ast.parse(text))):
         line: int = change.node.lineno  # type: ignore[attr-defined]
         source = " ".join(lines[line - 1].split())
@@ -175,7 +187,8 @@ def mutants_of(file: str) -> list[Mutant]:
 
 def mutated(file: str, number: int) -> ast.Module:
     tree = ast.parse((SOURCE / file).read_text())
-    next(change for at, change in enumerate(_changes(tree)) if at == number).make()
+    if number != CONTROL:
+        next(change for at, change in enumerate(_changes(tree)) if at == number).make()
     return ast.fix_missing_locations(tree)
 
 
@@ -233,7 +246,7 @@ def try_out(mutant: Mutant, codes: dict[str, CodeType]) -> str:
 def _verdict(mutant: Mutant, codes: dict[str, CodeType], writer: int) -> str:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     name = "squall." + mutant.file.removesuffix(".py").replace("/", ".")
-    for module in [module for module in sys.modules if module in codes]:
+    for module in [module for module in sys.modules if f"{module}.".startswith(_OURS)]:
         del sys.modules[module]
     tree = mutated(mutant.file, mutant.number)
     sys.meta_path.insert(0, _Planter(codes | {name: compile(tree, str(SOURCE / mutant.file), "exec")}))
@@ -289,9 +302,18 @@ def reasons() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """All verdicts, and which survivors nobody has given a reason for."""
+    """All verdicts, and which survivors nobody has given a reason for.
+
+    Raises:
+        AssertionError: the suite complains of code that was not changed.
+    """
 
     verdicts: dict[Mutant, str]
+
+    def __post_init__(self) -> None:
+        for control in [mutant for mutant in self.verdicts if mutant.number == CONTROL]:
+            verdict = self.verdicts.pop(control)
+            assert not verdict, f"the suite fails without a mutation: {verdict}"
 
     @property
     def survivors(self) -> list[Mutant]:
@@ -319,7 +341,15 @@ def main() -> None:
     chosen = parser.parse_args()
     done = grid(chosen.file or FILES, chosen.jobs)
     if chosen.json:
-        print(json.dumps({"mutants": len(done.verdicts), "share": done.share, "survivors": list(map(str, done.survivors))}))
+        print(
+            json.dumps(
+                {
+                    "mutants": len(done.verdicts),
+                    "share": done.share,
+                    "survivors": list(map(str, done.survivors)),
+                }
+            )
+        )
         return
     for file in chosen.file or FILES:
         verdicts = [verdict for mutant, verdict in done.verdicts.items() if mutant.file == file]

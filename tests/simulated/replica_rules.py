@@ -224,7 +224,9 @@ class ReplicaRules:
         """Whether a fetch falls right after what has been counted last."""
         if self._is_within:
             return self.counted > 0 and self.counted % self.loop.n_fetch == 0
-        now, before = (blocks * self.loop.n_push // self.loop.n_fetch for blocks in (self.counted, self.counted - 1))
+        now, before = (
+            blocks * self.loop.n_push // self.loop.n_fetch for blocks in (self.counted, self.counted - 1)
+        )
         return now > before
 
     def _compute(self) -> list[Any]:

@@ -212,6 +212,8 @@ def _arithmetic(schedule: Schedule) -> ModelledArithmetic:
 
 def _books(schedule: Schedule) -> dict[int, list[SliceBook]]:
     books = {shard: [SliceBook.new(n, 0) for n in held] for shard, held in enumerate(schedule.slices)}
+    if not schedule.settled and not schedule.ahead_of_books:
+        return books
     for book in (book for held in books.values() for book in held):
         more = tuple(place for number, *place in schedule.ahead_of_books if number == book.slice)
         book.settled = BlockSet((*schedule.settled, *more))  # type: ignore[arg-type]
@@ -293,7 +295,11 @@ def replay(name: str) -> None:
     from tests.simulated.directed import DIRECTED
     from tests.simulated.facts import faults_of
 
-    schedule = random_schedule(int(name)) if name.isdigit() else DIRECTED[name.split("/")[0]](int(name.split("/")[1]))
+    schedule = (
+        random_schedule(int(name))
+        if name.isdigit()
+        else DIRECTED[name.split("/")[0]](int(name.split("/")[1]))
+    )
     print(schedule)
     result = run(schedule)
     for effect in result.told:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from squall.blocks import Block, BlockSet
 from squall.errors import RemoteProtocolError
-from squall.shard.machine import Attach, FromWorker, ShardMachine, SliceBook, Worker
+from squall.shard.machine import Attach, FromWorker, ShardMachine, SliceBook, Worker, WriteOut
 from squall.slices import Cover, Range, RangeSet
 from squall.wire.messages import Fetch, Push
 from tests.simulated.directed import DIRECTED
@@ -32,8 +32,11 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "door", door
     for variant in range(NUM_VARIANTS):
         for name, make in DIRECTED.items():
-            yield f"{name}/{variant}", lambda name=name, make=make, variant=variant: check(  # type: ignore[misc]
-                make(variant), f"{name}/{variant}"
+            yield (
+                f"{name}/{variant}",
+                lambda name=name, make=make, variant=variant: check(  # type: ignore[misc]
+                    make(variant), f"{name}/{variant}"
+                ),
             )
         share = NUM_RANDOM // NUM_VARIANTS
         for seed in range(share * variant, share * (variant + 1)):
@@ -67,7 +70,9 @@ def ground() -> None:
 def _same(ranges: RangeSet, numbers: set[int]) -> None:
     held = list(ranges)
     assert {number for start, stop in held for number in range(start, stop)} == numbers
-    assert all(stop < start for (_, stop), (start, _) in zip(held, held[1:], strict=False)), "touching or unsorted"
+    assert all(stop < start for (_, stop), (start, _) in zip(held, held[1:], strict=False)), (
+        "touching or unsorted"
+    )
     assert len(ranges) == len(numbers)
     for stop in range(20):
         missing = [number for first, last in ranges.gaps(stop) for number in range(first, last)]
@@ -123,15 +128,31 @@ def door() -> None:
         "not_finite": "",
         "into": None,
     }
-    changes = ({"into": 2}, {"based_on": ()}, {"based_on": (0, 0)}, {"based_on": (1,)}, {"based_on": (-1,)}, {"minibatches": 1})
+    changes = (
+        {"into": 2},
+        {"based_on": ()},
+        {"based_on": (0, 0)},
+        {"based_on": (1,)},
+        {"based_on": (-1,)},
+        {"minibatches": 1},
+    )
     for change in changes:
         message = Push(**(facts | change))  # type: ignore[arg-type]
-        _must_raise(RemoteProtocolError, lambda message=message: shard.handle(FromWorker(sender=worker, message=message)))  # type: ignore[misc]
+        _must_raise(
+            RemoteProtocolError,
+            lambda message=message: shard.handle(FromWorker(sender=worker, message=message)),
+        )  # type: ignore[misc]
     for into in (2, None):
         fetch = Fetch(request=1, into=into)  # type: ignore[arg-type]
-        _must_raise(RemoteProtocolError, lambda fetch=fetch: shard.handle(FromWorker(sender=worker, message=fetch)))  # type: ignore[misc]
-    effects = shard.handle(FromWorker(sender=worker, message=Fetch(request=1, into=0)))
-    assert [effect.slices for effect in effects if hasattr(effect, "slices")] == [(0,)], "slices of its partition"
+        _must_raise(
+            RemoteProtocolError, lambda fetch=fetch: shard.handle(FromWorker(sender=worker, message=fetch))
+        )  # type: ignore[misc]
+    other = Worker(replica=0, partition=0, incarnation=0)
+    shard.handle(Attach(worker=other))
+    for sender, number in ((worker, 0), (other, 1)):
+        effects = shard.handle(FromWorker(sender=sender, message=Fetch(request=1, into=0)))
+        written = [effect.slices for effect in effects if isinstance(effect, WriteOut)]
+        assert written == [(number,)], "each partition has slices of its own"
 
 
 def _must_raise(kind: type[Exception], act: Callable[[], object]) -> None:

@@ -38,7 +38,13 @@ def test_batch_norm_resumes_with_its_statistics(tmp_path: Path) -> None:
     """B28"""
     x, y = data()
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 2))
-    settings = {"replicas": 1, "threads": 1, "cluster": squall.InProcess(), "batch_size": 16, "progress": False}
+    settings = {
+        "replicas": 1,
+        "threads": 1,
+        "cluster": squall.InProcess(),
+        "batch_size": 16,
+        "progress": False,
+    }
     whole = squall.fit(model, (x, y), epochs=4, out=tmp_path / "whole", **settings)
     squall.fit(model, (x, y), epochs=2, out=tmp_path / "run", **settings)
 

@@ -78,7 +78,7 @@ class _Starting:
                 "shard": shard,
                 "incarnation": prepared.starts,
                 "directory": str(directory.path),
-                "began": self._execution.began,
+                "began": self._execution.clock.began,
                 "record": prepared.job.record,
             }
             near, far = self._pair()
@@ -90,7 +90,7 @@ class _Starting:
     def coordinator(self) -> None:
         prepared = self._prepared
         settings = {
-            "began": self._execution.began,
+            "began": self._execution.clock.began,
             "num_replicas": prepared.job.replicas,
             "num_shards": prepared.layout.num_shards,
         }
@@ -116,7 +116,8 @@ class _Starting:
         prepared = self._prepared
         if prepared.evaluation is None:
             return
-        payload = self._pack({"evaluation": prepared.evaluation, "buffers": prepared.buffers, **_model_load(prepared)})
+        load = {"evaluation": prepared.evaluation, "buffers": prepared.buffers, "best": self._execution.best}
+        payload = self._pack({**load, **_model_load(prepared)})
         settings = {"shards": self._serving, "num_replicas": len(self.buffer_arenas)}
         arenas = [arena.fd for arena in self.buffer_arenas]
         fds = self._exchange(EVALUATOR, "evaluator", has_gradient=False)

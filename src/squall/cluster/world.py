@@ -6,8 +6,9 @@ The deciders here are the very ones that real processes run. What they want done
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
@@ -24,6 +25,7 @@ from squall.shard.machine import ShardMachine, Worker
 from squall.wire import messages
 
 COORDINATOR = "coordinator"
+NO_REPLICA = "no replica is left"
 
 
 class Arithmetic(Protocol):
@@ -53,7 +55,7 @@ class Pace:
         speeds: minibatches a second, by replica; the last one holds for all further ones.
         jitter: spread of a minibatch's time (sigma of a lognormal).
         begin_s: from a replica's joining to its first step.
-        latency_s: of every message, before faults.
+        links: between roles, before faults.
         apply_s: of one update on a shard.
         tick_s: between two ticks of the coordinator.
         resend_s: between two ticks of a replica.
@@ -62,13 +64,48 @@ class Pace:
     speeds: tuple[float, ...] = (1.0,)
     jitter: float = 0.2
     begin_s: float = 0.0
-    latency_s: float = 0.001
+    links: "Links" = field(default_factory=lambda: Links())
     apply_s: float = 0.0
     tick_s: float = 0.5
     resend_s: float = 1.0
 
     def speed(self, number: int) -> float:
         return self.speeds[min(number, len(self.speeds) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How messages pass between two roles, in each direction.
+
+    Attributes:
+        latency_s: of every message [seconds].
+        bytes_per_s: one message after another [bytes per second].
+    """
+
+    latency_s: float = 0.001
+    bytes_per_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The link between any two roles.
+
+    Attributes:
+        usual: where nothing else is said.
+        special: by two name patterns, as in ``{("replica2", "shard*"): Link(0.1, 1e6)}``; the first that fits, in
+            either direction, holds.
+    """
+
+    usual: Link = field(default_factory=Link)
+    special: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+
+    def of(self, one: str, other: str) -> Link:
+        for (first, second), link in self.special.items():
+            if (fnmatchcase(one, first) and fnmatchcase(other, second)) or (
+                fnmatchcase(other, first) and fnmatchcase(one, second)
+            ):
+                return link
+        return self.usual
 
 
 Watch: TypeAlias = Callable[[str, Machine, Any, tuple[Any, ...]], None]
@@ -104,6 +141,7 @@ class World:
         arithmetic: what is done with tensors.
         tell: called with the time and each effect of the coordinator that is not a message.
         pace, faults, seed: what time and chance do.
+        sizes: bytes of a message between two roles, for links that have a rate.
         outside: events that come to roles from outside of this world (tests).
         watch: called after every event with the role's name, its decider, the event and its effects, before
             these are carried out (tests).
@@ -120,6 +158,7 @@ class World:
         arithmetic: Arithmetic,
         tell: Callable[[float, CoordinatorEffect], None] = lambda now, effect: None,
         pace: Pace | None = None,
+        sizes: Callable[[str, str, messages.Message], int] = lambda sender, receiver, message: 0,
         faults: Sequence[Fault] = (),
         seed: int = 0,
         outside: Sequence[Outside] = (),
@@ -137,6 +176,8 @@ class World:
         self._arithmetic = arithmetic
         self._tell = tell
         self._pace = pace or Pace()
+        self._sizes = sizes
+        self._free_at: dict[tuple[str, str], float] = {}
         self._watch = watch
         self._outside = tuple(outside)
         self._random = random.Random(seed)
@@ -206,7 +247,7 @@ class World:
     def _tick(self) -> None:
         self._at(self._pace.tick_s, COORDINATOR, self._tick)
         if not self.directs.members and not self._restarting and not self.sessions:
-            self._direct(coordinator.Stop(now=self.now, why="no replica is left"))
+            self._direct(coordinator.Stop(now=self.now, why=NO_REPLICA))
             return
         self._direct(coordinator.Tick(now=self.now))
 
@@ -388,14 +429,22 @@ class World:
             for fault in self._duplicates
         )
         for _ in range(copies):
-            self._at(self._latency(), receiver, arrive)
+            self._at(self._latency() + self._transfer(sender, receiver, message), receiver, arrive)
+
+    def _transfer(self, sender: str, receiver: str, message: messages.Message) -> float:
+        """Seconds until a link has passed on this message, behind what it is passing on already."""
+        link = self._pace.links.of(sender, receiver)
+        num_bytes = self._sizes(sender, receiver, message) if link.bytes_per_s != float("inf") else 0
+        free = max(self.now, self._free_at.get((sender, receiver), 0.0)) + num_bytes / link.bytes_per_s
+        self._free_at[sender, receiver] = free
+        return free - self.now + link.latency_s
 
     def _latency(self) -> float:
         faults = sum(
             max(0.0, fault.seconds + self._random.uniform(-fault.spread, fault.spread))
             for fault in self._delays
         )
-        return self._pace.latency_s + faults
+        return faults
 
     def _is_cut(self, sender: str, receiver: str) -> bool:
         return any(

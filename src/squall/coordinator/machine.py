@@ -272,9 +272,8 @@ class CoordinatorMachine(Machine):
         self.refused: dict[Block, str] = {}  # terminal ones, with what was not finite
         self.members: dict[int, Member] = {}
         self.why = ""
-        self.started_at: float | None = None
         self._patience = patience or Patience()
-        self._began: float | None = None  # when the first event came
+        self._began: float | None = None  # when the first replica joined
         self._lost_early: set[int] = set()  # before the start, which does not wait for them
         self._leaving_since = 0.0
         self._fresh: Iterator[Block] = plan.blocks(settled)
@@ -327,11 +326,14 @@ class CoordinatorMachine(Machine):
         assert self.phase is not Phase.ENDED or not self.members
         for block in self.refused:
             assert self.settled.cover(block) is Cover.CONTAINED
+        for block in (*self._attempts, *self._why_again, *self._not_finite, *self._tensor):
+            assert self.settled.cover(block) is Cover.DISJOINT, "what is settled is forgotten"
 
     # Members --------------------------------------------------------------------------------------------
 
     def _joined(self, event: Joined) -> tuple[CoordinatorEffect, ...]:
-        self._clock(event.now)
+        if self._began is None:
+            self._began = event.now
         known = self.members.get(event.replica)
         if known is not None and known.incarnation >= event.incarnation:
             return ()
@@ -356,13 +358,11 @@ class CoordinatorMachine(Machine):
         return member is not None and member.newest > 0
 
     def _lost(self, event: Lost) -> tuple[CoordinatorEffect, ...]:
-        self._clock(event.now)
         if (member := self._member(event)) is None:
             return ()
         return self._lose(member, event.now, event.why) + self._go_on(event.now)
 
     def _goodbye(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
-        self._clock(event.now)
         if (member := self._member(event)) is None:
             return ()
         if self.phase is Phase.LEAVING:
@@ -394,7 +394,6 @@ class CoordinatorMachine(Machine):
     # Asking and granting --------------------------------------------------------------------------------
 
     def _asked(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
-        self._clock(event.now)
         member = self._member(event)
         ask = event.message
         assert isinstance(ask, Ask)
@@ -448,7 +447,6 @@ class CoordinatorMachine(Machine):
 
     def _start(self, now: float) -> None:
         self.phase = Phase.RUNNING
-        self.started_at = now
         for member in self.members.values():
             member.heard = now
 
@@ -546,8 +544,10 @@ class CoordinatorMachine(Machine):
         return (Closed(replica=member.replica, report=report), *self._strike(blamed, member, now))
 
     def _forget(self, block: Block) -> None:
-        for book in (self._attempts, self._why_again, self._not_finite, self._tensor):
-            book.pop(block, None)  # type: ignore[attr-defined]
+        self._attempts.pop(block, None)
+        self._why_again.pop(block, None)
+        self._not_finite.pop(block, None)
+        self._tensor.pop(block, None)
 
     def _strike(self, blamed: list[int], finisher: Member, now: float) -> tuple[CoordinatorEffect, ...]:
         """Count against a replica what was not finite from it and finite from another; quarantine it at last."""
@@ -578,7 +578,6 @@ class CoordinatorMachine(Machine):
         return tuple(ToShard(shard=shard, message=request) for shard in sorted(self._settling[block]))
 
     def _refused(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
-        self._clock(event.now)
         assert isinstance(event.message, Refused)
         block = event.message.block
         waiting = self._settling.get(block)
@@ -609,7 +608,6 @@ class CoordinatorMachine(Machine):
         return tuple(effects)
 
     def _diverged(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
-        self._clock(event.now)
         assert isinstance(event.message, Diverged)
         told = Diverging(what="the update", tensor=event.message.tensor, block=event.message.block)
         if self.phase is Phase.LEAVING:
@@ -618,14 +616,10 @@ class CoordinatorMachine(Machine):
 
     # Time -----------------------------------------------------------------------------------------------
 
-    def _clock(self, now: float) -> None:
-        if self._began is None:
-            self._began = now
-
     def _tick_starting(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
-        self._clock(event.now)
-        assert self._began is not None
-        if event.now - self._began < self._patience.start_s or not any(map(self._has_asked, self.members)):
+        if self._began is None or event.now - self._began < self._patience.start_s:
+            return ()
+        if not any(map(self._has_asked, self.members)):
             return ()
         self._start(event.now)
         missing = [replica for replica in range(self.num_replicas) if not self._has_asked(replica)]
@@ -670,7 +664,6 @@ class CoordinatorMachine(Machine):
         return self._leave(now, "steps" if by_steps else "epochs") + self._end_if_empty()
 
     def _stop(self, event: Stop) -> tuple[CoordinatorEffect, ...]:
-        self._clock(event.now)
         return self._leave(event.now, event.why) + self._end_if_empty()
 
     def _leave(self, now: float, why: str) -> tuple[CoordinatorEffect, ...]:
@@ -698,7 +691,7 @@ class CoordinatorMachine(Machine):
     def _tick_leaving(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
         if event.now - self._leaving_since < self._patience.leave_s:
             again = tuple(self._send(member, Recall(why=self.why)) for member in self.members.values())
-            return again + self._end_if_empty()
+            return again
         effects: list[CoordinatorEffect] = []
         for member in list(self.members.values()):
             why = f"did not leave within {self._patience.leave_s:g} s"

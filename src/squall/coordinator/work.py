@@ -42,9 +42,7 @@ class WorkPlan:
         """Yield the blocks that are not in `settled`, which a resumed run starts from, in order."""
         total = self.total
         left = None if total is None else total - settled.num_minibatches
-        for epoch in count():
-            if self.epochs is not None and epoch >= self.epochs:
-                return
+        for epoch in count() if self.epochs is None else range(self.epochs):
             gaps = list(settled.of(self.stage, epoch).gaps(self.minibatches_per_epoch))
             for start, stop in gaps:
                 for first in range(start, stop, self.block_length):

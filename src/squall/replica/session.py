@@ -178,6 +178,7 @@ class ReplicaSession(Machine):
         assert (self.phase is Phase.EXCHANGING) == bool(self._open_exchange)
         assert (self.phase is Phase.AWAITING) == (self._awaited is not None)
         assert not set(self._open_asks) & set(self._answers)
+        assert (self.phase is Phase.LEFT) == (self._loop.gi_frame is None), "the loop ends with its session"
 
     # The loop's wishes ----------------------------------------------------------------------------------
 

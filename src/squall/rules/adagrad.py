@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -41,8 +41,6 @@ class Adagrad(Rule):
     (tensor([0.5000, 1.5000]), tensor([ 9., 16.]))
     """
 
-    slot_names: ClassVar[tuple[str, ...]] = ("sum",)
-
     learning_rate: LearningRate = 1e-2
     lr_decay: float = 0.0
     weight_decay: float = 0.0
@@ -53,6 +51,10 @@ class Adagrad(Rule):
         super().__post_init__()
         for name in ("lr_decay", "weight_decay", "initial_accumulator_value", "eps"):
             self._expect_at_least_zero(name)
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        return ("sum",)
 
     def init_slot(self, name: str, params: Tensor) -> Tensor:
         if name not in self.slot_names:

@@ -7,8 +7,9 @@ finite; any other sum is looked at a second time, exactly, for finite numbers ca
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from squall.errors import LocalProtocolError
 from squall.model.install import Piece
 from squall.model.layout import SliceSpec
+from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
 
 CHUNK = 262_144
@@ -32,10 +34,14 @@ times as long with 65,536, 1.3 with 131,072, 1.15 with 262,144 and hardly less w
 class SliceState:
     """A slice and what the rule keeps beside it. `apply_` is the only writer.
 
+    With one rule per tensor, rules that have a slot of the same name share its vector, each tensor using its own
+    part. A slot is as long as the slice even if few of its tensors need it; what belongs to the others is zero. So
+    a slice takes its own size times 1 + the number of different slot names among the rules of its tensors.
+
     Attributes:
         spec: which slice.
         params: its values, shape (S,).
-        slots: the rule's vectors by name, each of shape (S,).
+        slots: the rules' vectors by name, each of shape (S,).
         steps: how many updates each segment has had, shape (segments,), int64.
         minibatches: how many the slice had applied.
     """
@@ -65,7 +71,7 @@ class SliceState:
         self._stops = np.array([segment.stop for segment in segments], dtype=np.int64)
 
     @classmethod
-    def create(cls, spec: SliceSpec, params: Tensor, rule: Rule) -> "SliceState":
+    def create(cls, spec: SliceSpec, params: Tensor, rule: Rule | RulePerTensor) -> "SliceState":
         """The state before any update. `params` is kept, not copied, and will be written.
 
         >>> from squall.rules.sgd import Sgd
@@ -81,7 +87,11 @@ class SliceState:
         >>> state.params, state.steps, state.minibatches
         (tensor([-1., -2.]), array([1]), 1)
         """
-        slots = {name: rule.init_slot(name, params) for name in rule.slot_names}
+        slots = (
+            {name: rule.init_slot(name, params) for name in rule.slot_names}
+            if isinstance(rule, Rule)
+            else _slots_per_tensor(spec, params, rule)
+        )
         steps = np.zeros(len(spec.segments), dtype=np.int64)
         return cls(spec=spec, params=params, slots=slots, steps=steps, minibatches=0)
 
@@ -89,7 +99,7 @@ class SliceState:
 @torch.no_grad()
 def apply_(
     state: SliceState,
-    rule: Rule,
+    rule: Rule | RulePerTensor,
     grad: Tensor,
     *,
     absent: frozenset[int] = frozenset(),
@@ -99,7 +109,7 @@ def apply_(
     """Apply one push to one slice, and write the new values through.
 
     The rule runs per tensor: a segment whose tensor is absent keeps its values, slots and step. Neighbours with
-    equal steps are one run, so that the usual push is one pass, however many tensors there are.
+    the same rule and equal steps are one run, so that the usual push is one pass, however many tensors there are.
 
     Args:
         state: written; the whole push is applied even if the outcome is not finite.
@@ -117,19 +127,21 @@ def apply_(
     _expect_vector(f"gradient for slice {state.spec.slice}", grad, state.spec)
     if out is not None:
         _expect_vector(f"buffer for slice {state.spec.slice}", out, state.spec)
-    learning_rate = rule.rate_at(state.minibatches)
+    rules, which = _rules_of(rule, state)
+    rates = [one.rate_at(state.minibatches) for one in rules]
     present = ~np.isin(state._tensors, list(absent)) if absent else np.ones(len(state.steps), dtype=np.bool_)
     steps = np.where(present, state.steps + 1, 0)
 
-    vectors = (state.params, grad, *(state.slots[name] for name in rule.slot_names))
+    vectors = (state.params, grad, *state.slots.values())
     chunks = zip(*(torch.split(vector, CHUNK) for vector in vectors), strict=True)
     outs = torch.split(out, CHUNK) if out is not None else None
     first_bad: int | None = None
-    for number, ((params, *others), runs) in enumerate(
-        zip(chunks, _runs_by_chunk(state, steps), strict=True)
+    for number, ((params, gradient, *slots), runs) in enumerate(
+        zip(chunks, _runs_by_chunk(state, steps, which), strict=True)
     ):
-        for start, stop, step in runs:
-            _update_(rule, params, others, start, stop, learning_rate=learning_rate, step=step)
+        named = dict(zip(state.slots, slots, strict=True))
+        for run in runs:
+            _update_(rules[run.rule], params, gradient, named, run, learning_rate=rates[run.rule])
         if outs is not None:
             outs[number].copy_(params)
         if first_bad is None and (at := _first_not_finite(params)) is not None:
@@ -182,41 +194,69 @@ def copy_gradient_(pieces: Sequence[Piece], grad: Tensor, *, accumulate: bool) -
     return all(verdicts)
 
 
-def _runs_by_chunk(state: SliceState, steps: NDArray[np.int64]) -> list[list[tuple[int, int, int]]]:
-    """Of each chunk, the runs ``(start, stop, step)`` in it, counted from the chunk's begin; no absent ones."""
-    by_chunk: list[list[tuple[int, int, int]]] = [[] for _ in range(-(-state.spec.size // CHUNK))]
-    for start, stop, step in _runs(state, steps):
+def _slots_per_tensor(spec: SliceSpec, params: Tensor, rules: RulePerTensor) -> dict[str, Tensor]:
+    slots: dict[str, Tensor] = {}
+    for segment in spec.segments:
+        own, part = rules.rule_of(segment.tensor), slice(segment.start, segment.stop)
+        for name in own.slot_names:
+            if name not in slots:
+                slots[name] = torch.zeros_like(params)
+            slots[name][part] = own.init_slot(name, params[part])
+    return slots
+
+
+class _Run(NamedTuple):
+    """Neighbouring elements with the same rule and step, from `start` to before `stop`; `rule` is an index."""
+
+    start: int
+    stop: int
+    step: int
+    rule: int
+
+
+def _rules_of(rule: Rule | RulePerTensor, state: SliceState) -> tuple[tuple[Rule, ...], NDArray[np.int64]]:
+    """Rules, and of each segment which of them it has."""
+    if isinstance(rule, Rule):
+        return (rule,), np.zeros_like(state.steps)
+    return rule.rules, rule.which_array[state._tensors]
+
+
+def _runs_by_chunk(state: SliceState, steps: NDArray[np.int64], which: NDArray[np.int64]) -> list[list[_Run]]:
+    """The runs in each chunk, counted from the chunk's begin; no absent ones."""
+    by_chunk: list[list[_Run]] = [[] for _ in range(-(-state.spec.size // CHUNK))]
+    for start, stop, step, rule in _runs(state, steps, which):
         for number in range(start // CHUNK, (stop - 1) // CHUNK + 1):
             begin = number * CHUNK
-            by_chunk[number].append((max(start - begin, 0), min(stop - begin, CHUNK), step))
+            by_chunk[number].append(_Run(max(start - begin, 0), min(stop - begin, CHUNK), step, rule))
     return by_chunk
 
 
-def _runs(state: SliceState, steps: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Neighbouring segments with equal steps joined, as ``(start, stop, step)``; step 0 means absent."""
-    first = np.flatnonzero(np.diff(steps, prepend=-1))
+def _runs(
+    state: SliceState, steps: NDArray[np.int64], which: NDArray[np.int64]
+) -> list[tuple[int, int, int, int]]:
+    """Neighbouring segments with equal steps and rules joined, as in `_Run`; step 0 means absent."""
+    is_first = (np.diff(steps, prepend=-1) != 0) | (np.diff(which, prepend=-1) != 0)
+    first = np.flatnonzero(is_first)
     last = np.append(first[1:], len(steps)) - 1
     bounds = zip(
-        state._starts[first].tolist(), state._stops[last].tolist(), steps[first].tolist(), strict=True
+        state._starts[first].tolist(),
+        state._stops[last].tolist(),
+        steps[first].tolist(),
+        which[first].tolist(),
+        strict=True,
     )
     return [run for run in bounds if run[2]]
 
 
 def _update_(
-    rule: Rule,
-    params: Tensor,
-    others: Sequence[Tensor],
-    start: int,
-    stop: int,
-    *,
-    learning_rate: float,
-    step: int,
+    rule: Rule, params: Tensor, grad: Tensor, named: Mapping[str, Tensor], run: _Run, *, learning_rate: float
 ) -> None:
-    """Run the rule on one run of a chunk. `others` are the gradient and the slots."""
-    if stop - start < params.numel():
-        params, others = params[start:stop], [other[start:stop] for other in others]
-    grad, *slots = others
-    rule.update_(params, grad, tuple(slots), learning_rate=learning_rate, step=step)
+    """Carry out one run of a chunk, given the chunk's part of every vector."""
+    vectors = (params, grad, *(named[name] for name in rule.slot_names))
+    if run.stop - run.start < params.numel():
+        vectors = tuple(vector[run.start : run.stop] for vector in vectors)
+    params, grad, *slots = vectors
+    rule.update_(params, grad, tuple(slots), learning_rate=learning_rate, step=run.step)
 
 
 def _chunks(vector: Tensor) -> tuple[Tensor, ...]:

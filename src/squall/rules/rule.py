@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -23,17 +23,19 @@ class Rule(ABC):
 
     Attributes:
         learning_rate: a number of at least 0, or a function from the minibatches that the slice had applied
-            before this push to such a number.
-        slot_names: names of the vectors that the rule keeps beside the parameters.
+            before this push to such a number, as `squall.schedules` makes them.
     """
-
-    slot_names: ClassVar[tuple[str, ...]] = ()
 
     learning_rate: LearningRate
 
     def __post_init__(self) -> None:
         if not callable(self.learning_rate):
             self._expect_at_least_zero("learning_rate")
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Names of the vectors that the rule keeps beside the parameters."""
+        return ()
 
     @abstractmethod
     def init_slot(self, name: str, params: Tensor) -> Tensor:
@@ -77,20 +79,43 @@ class Rule(ABC):
 
     def describe(self) -> dict[str, Any]:
         """The rule as a value for `json.dumps`; a schedule is told by its name."""
-        settings = {field.name: getattr(self, field.name) for field in fields(self)}
-        named = {key: _name(value) if callable(value) else value for key, value in settings.items()}
-        return {"rule": type(self).__name__, **named}
+        return {"rule": type(self).__name__} | {
+            field.name: _plain(getattr(self, field.name)) for field in fields(self)
+        }
 
     def _expect_at_least_zero(self, name: str) -> None:
         value = getattr(self, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and math.isfinite(value) and value >= 0):
+        is_so = _is_number(value) and math.isfinite(value) and value >= 0
+        self._expect(name, is_so, "a finite number of at least 0", "0.01")
+
+    def _expect_bool(self, name: str) -> None:
+        self._expect(name, isinstance(getattr(self, name), bool), "True or False", "True")
+
+    def _expect_betas(self, name: str) -> None:
+        """Two factors of decaying averages, as Adam and its kin have them."""
+        value = getattr(self, name)
+        is_pair = isinstance(value, tuple) and len(value) == 2
+        is_so = is_pair and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
+        self._expect(name, is_so, "a tuple of two numbers from 0 to below 1", "(0.9, 0.999)")
+
+    def _expect(self, name: str, is_so: bool, expected: str, example: str) -> None:
+        if not is_so:
             raise ConfigError(
                 subject=f"{type(self).__name__}.{name}",
-                expected="a finite number of at least 0",
-                got=repr(value),
-                remedy=f"Give it one, as in {type(self).__name__}({name}=0.01).",
+                expected=expected,
+                got=repr(getattr(self, name)),
+                remedy=f"Give it one, as in {type(self).__name__}({name}={example}).",
             )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plain(setting: Any) -> Any:
+    if callable(setting):
+        return _name(setting)
+    return list(setting) if isinstance(setting, tuple) else setting
 
 
 def _name(schedule: object) -> str:

@@ -20,7 +20,7 @@ class Sgd(Rule):
         weight_decay: factor of the L2 penalty's gradient, at least 0.
     Raises:
         ConfigError: a setting is out of its range.
-    Source: torch.optim.SGD without momentum.
+    Source: torch.optim.SGD without momentum; `Momentum` has it.
 
     >>> params = torch.tensor([1.0, 2.0])
     >>> Sgd(learning_rate=0.5).update_(params, torch.ones(2), (), learning_rate=0.5, step=1)

@@ -208,7 +208,7 @@ def relaid(checkpoint: Checkpoint, layout: Layout) -> tuple[list[SliceState], li
     names = sorted({name for state in checkpoint.states for name in state.slots})
     params = _cut_anew(old, layout, [state.params for state in checkpoint.states])
     slots = {
-        name: _cut_anew(old, layout, [state.slots[name] for state in checkpoint.states]) for name in names
+        name: _cut_anew(old, layout, [_slot(state, name) for state in checkpoint.states]) for name in names
     }
     steps = {
         segment.tensor: int(count)
@@ -236,6 +236,11 @@ def relaid(checkpoint: Checkpoint, layout: Layout) -> tuple[list[SliceState], li
         for spec in layout.slices
     ]
     return states, books
+
+
+def _slot(state: SliceState, name: str) -> Tensor:
+    """A slot of a slice; zeros if none of its tensors needs it, as with rules by name."""
+    return state.slots[name] if name in state.slots else torch.zeros_like(state.params)
 
 
 def _cut_anew(old: Layout, new: Layout, vectors: Sequence[Tensor]) -> list[Tensor]:

@@ -27,6 +27,11 @@ class Evaluation:
     metrics: Mapping[str, Metric]
     layout: Layout
 
+    @property
+    def names(self) -> list[str]:
+        """What an evaluation measures."""
+        return ["test_loss", *(f"test_{name}" for name in self.metrics)]
+
     def of_model(self, model: nn.Module) -> dict[str, float]:
         """Measure with a model as it is: names as in ``{"test_loss": 0.1, "test_accuracy": 0.97}``."""
         batches = (self.test.load(0, position) for position in range(self.test.num_minibatches))

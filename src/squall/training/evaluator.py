@@ -8,6 +8,7 @@ from torch import Tensor
 from squall.errors import LostError, SquallError, UserCodeError
 from squall.model.buffers import BufferSpace
 from squall.model.exchange import ExchangePlan
+from squall.training.best import BestKeeper
 from squall.training.evaluation import Evaluation
 from squall.wire.connection import Connection
 from squall.wire.control import EvaluateNow, Finish, Measured, Ready
@@ -20,7 +21,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
 
     Args:
         settings: "shards", those that hold slices; "num_replicas".
-        load: "model", which is written, its "buffers", and "evaluation".
+        load: "model", which is written, its "buffers", "evaluation" and "best".
         launcher: the connection to it.
         fds: each replica's memory for its model's buffers, then for each of "shards" its connection and the
             memory shared with it.
@@ -32,7 +33,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         match received[0]:
             case EvaluateNow(epoch=epoch, minibatches=minibatches):
                 versions = evaluator.fetch()
-                values = evaluator.measure()
+                values = evaluator.measure(minibatches)
                 measured = Measured(
                     epoch=epoch,
                     minibatches=minibatches,
@@ -52,6 +53,7 @@ class Evaluator:
         self._model = load["model"]
         self._evaluation: Evaluation = load["evaluation"]
         self._space: BufferSpace = load["buffers"]
+        self._best: BestKeeper | None = load["best"]
         arena_bytes, num_replicas = self._space.arena_bytes, settings["num_replicas"]
         self._left = [
             self._space.memory(SharedArena.attach(fd, arena_bytes, writable=False))
@@ -80,13 +82,17 @@ class Evaluator:
             versions |= {state.slice: state.version for state in received[0].states}
         return tuple(versions[number] for number in sorted(versions))
 
-    def measure(self) -> dict[str, float]:
+    def measure(self, minibatches: int) -> dict[str, float]:
+        """Measure what was fetched when so many minibatches were done, and keep it if it is the best."""
         vectors = [self._vectors[number] for number in sorted(self._vectors)]
         sets = [self._space.read(memory) for memory in self._left]
         buffers = self._space.merge([values for values in sets if values is not None])
         try:
-            return self._evaluation.of_slices(self._model, vectors, buffers)
+            values = self._evaluation.of_slices(self._model, vectors, buffers)
         except SquallError:
             raise
         except Exception as error:
             raise UserCodeError.of(error, role="evaluator", step="") from error
+        if self._best is not None:
+            self._best.offer(values, self._model, minibatches)
+        return values

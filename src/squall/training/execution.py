@@ -8,9 +8,31 @@ from typing import Protocol
 from torch import Tensor
 
 from squall.errors import SquallError
+from squall.training.best import BestKeeper
 from squall.training.directory import RunDirectory
 from squall.training.prepare import Prepared
 from squall.training.recorder import Recorder
+
+class RunClock:
+    """Seconds since a run began: real ones, unless a simulation has it follow its own.
+
+    Attributes:
+        began: on this host's monotonic clock, the moment that counts as second 0 of the run.
+        is_virtual: whether it follows a simulation.
+    """
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.is_virtual = False
+        self.now: Callable[[], float] = self.real
+
+    def real(self) -> float:
+        return monotonic() - self.began
+
+    def follow(self, now: Callable[[], float]) -> None:
+        """Tell virtual seconds from now on."""
+        self.now, self.is_virtual = now, True
+
 
 Traffic = dict[tuple[str, str], tuple[int, int]]
 
@@ -23,21 +45,23 @@ class Execution:
         prepared: what to run.
         directory: where the roles leave their files.
         recorder: whom to tell.
+        best: keeps the best model, if that is asked for.
         checkpoint: name of the checkpoint to write at the end.
         may_go_on: asked often; a text says why the run should stop.
-        began: on this host's monotonic clock, the moment that counts as second 0 of the run.
+        clock: of the run.
     """
 
     prepared: Prepared
     directory: RunDirectory
     recorder: Recorder
+    best: BestKeeper | None
     checkpoint: str
     may_go_on: Callable[[], str | None]
-    began: float
+    clock: "RunClock"
 
     def now(self) -> float:
-        """Seconds since the run began."""
-        return monotonic() - self.began
+        """Seconds since the run began, by the run's clock."""
+        return self.clock.now()
 
 
 @dataclass(frozen=True, kw_only=True)

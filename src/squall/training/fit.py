@@ -3,7 +3,8 @@
 import json
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from time import monotonic, time
 from typing import Any
@@ -16,21 +17,23 @@ from squall.errors import ConfigError, RunError, SquallError
 from squall.observe.events import Checkpointed, Ended, Evaluated, Event
 from squall.observe.files import write_atomic
 from squall.observe.ledger import LedgerRow, LedgerWriter, read_ledger
+from squall.observe.loggers import Logger
 from squall.observe.metrics import MetricsLog, read_history
 from squall.observe.plots import plan_svg, plot_loss
 from squall.observe.tally import samples_per_second, summarise
 from squall.shard.tensors import push_file
+from squall.training.best import BestKeeper
 from squall.training.checkpoint import Checkpoint, finish_checkpoint, newest_checkpoint, read_checkpoint
 from squall.training.directory import RunDirectory
 from squall.training.evaluation import load_slices
-from squall.training.execution import Cluster, Ending, Execution
+from squall.training.execution import Cluster, Ending, Execution, RunClock
 from squall.training.job import Job
 from squall.training.prepare import Prepared, prepare
-from squall.training.recorder import Recorder
+from squall.training.recorder import NO_BETTER, Patience, Recorder
 from squall.training.run import Run
 
 Publish = Callable[[Event], None]
-FINISHED = ("steps", "epochs", "time")
+FINISHED = ("steps", "epochs", "time", NO_BETTER)
 """Ends that a job asked for."""
 
 
@@ -72,15 +75,17 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
     _describe(directory, prepared, time() - (monotonic() - began))
     if resume:
         roll_back(directory, prepared)
-    with MetricsLog(directory.metrics) as log:
-        recorder = _recorder(prepared, log, publish)
+    best = _best_keeper(prepared, directory)
+    with MetricsLog(directory.metrics) as log, _told(publish, job.loggers) as told:
+        recorder = _recorder(prepared, log, told, best)
         execution = Execution(
             prepared=prepared,
             directory=directory,
             recorder=recorder,
+            best=best,
             checkpoint=_checkpoint_name(directory),
-            may_go_on=lambda: stop.why,
-            began=began,
+            may_go_on=lambda: stop.why or recorder.reason_to_stop(),
+            clock=RunClock(began),
         )
         try:
             stop.is_heard = True
@@ -134,7 +139,32 @@ def _checkpoint_name(directory: RunDirectory) -> str:
     return f"{max(numbers, default=0) + 1:06d}"
 
 
-def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish) -> Recorder:
+def _best_keeper(prepared: Prepared, directory: RunDirectory) -> BestKeeper | None:
+    if prepared.job.keep_best is None:
+        return None
+    names = [] if prepared.evaluation is None else prepared.evaluation.names
+    return BestKeeper.of(prepared.job.keep_best, names, directory.path)
+
+
+@contextmanager
+def _told(publish: Publish, loggers: Sequence[Logger]) -> Iterator[Publish]:
+    """Tell everyone who wants to know; loggers are closed at the end."""
+
+    def tell(event: Event) -> None:
+        publish(event)
+        for logger in loggers:
+            logger.log(event)
+
+    try:
+        yield tell
+    finally:
+        for logger in loggers:
+            logger.close()
+
+
+def _recorder(
+    prepared: Prepared, log: MetricsLog, publish: Publish, best: BestKeeper | None
+) -> Recorder:
     job = prepared.job
     per_epoch = prepared.plan.minibatches_per_epoch
     return Recorder(
@@ -143,6 +173,7 @@ def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish) -> Recorder
         total_minibatches=prepared.plan.total,
         minibatches=prepared.settled.num_minibatches,
         evaluate_every=job.evaluate_every * per_epoch if prepared.evaluation is not None else None,
+        patience=None if job.patience is None or best is None else Patience(best, job.patience),
         roles=tuple(f"replica{replica}.0" for replica in range(job.replicas)),
         now=prepared.time_s,
     )
@@ -236,6 +267,8 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     directory.write_json(directory.traffic, rows)
     if prepared.evaluation is not None and ending.why in FINISHED:
         values = prepared.evaluation.of_model(model)
+        if execution.best is not None:
+            execution.best.offer(values, model, ending.minibatches)
         now, epoch = execution.now(), execution.recorder.epoch
         execution.recorder.happened(
             Evaluated(time_s=now, epoch=epoch, minibatches=ending.minibatches, metrics=values)
@@ -254,7 +287,9 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         "error": error,
         "train_loss": progress.train_loss,
         **({} if recorder.last_evaluation is None else recorder.last_evaluation.metrics),
-        "wall_s": execution.now(),
+        "wall_s": execution.clock.real(),
+        **({"virtual_s": execution.now()} if execution.clock.is_virtual else {}),
+        "clock": "virtual" if execution.clock.is_virtual else "real",
         "minibatches": recorder.meter.minibatches,
         "samples_per_second": summary.samples_per_second,
         "times_one_replica": None if speed_of is None else _times_one_replica(ledger, speed_of),

@@ -52,6 +52,9 @@ class Job:
             minibatches over all replicas.
         shuffle: draw a new order each epoch.
         evaluate_every: epochs between evaluations, a float.
+        keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
+            (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
+        patience: end the run after so many evaluations in a row that were not better by `keep_best`.
         record: keep every applied gradient in the run directory.
         cluster: where it runs; None: `squall.Local()`.
         buffers: name pattern to how replicas' buffers become one for evaluation and export: "mean", "max" or
@@ -60,6 +63,7 @@ class Job:
         seed: of order, randomness and a model function.
         out: the run directory; None: a temporary one, which the summary names.
         progress: show the live view.
+        loggers: told every event, as `squall.TensorBoard(directory)`.
 
     Raises:
         ConfigError: the request contradicts itself or asks for what is not built yet.
@@ -93,6 +97,7 @@ class Job:
     evaluate_every: float = 1.0
     checkpoint_every: float | None = None
     keep_best: str | None = None
+    patience: int | None = None
     durability: Any = "none"
     record: bool = False
     cluster: Any = None
@@ -111,7 +116,7 @@ class Job:
     def _check_counts(self) -> None:
         for name in ("replicas", "partitions", "shards", "batch_size"):
             expect_whole(f"Job({name}=)", getattr(self, name), 1)
-        for name in ("epochs", "steps", "threads"):
+        for name in ("epochs", "steps", "threads", "patience"):
             if getattr(self, name) is not None:
                 expect_whole(f"Job({name}=)", getattr(self, name), 1)
         expect_whole("Job(seed=)", self.seed, 0)
@@ -138,6 +143,12 @@ class Job:
             raise ConfigError(
                 subject="Job(strategy=)", expected="squall.Downpour(...)", got=repr(self.strategy)
             )
+        if self.patience is not None and self.keep_best is None:
+            raise ConfigError(
+                subject="Job(patience=)",
+                expected="keep_best=, the metric that it watches",
+                got="none",
+            )
         if self.strategy.steps is not None and self.steps is not None and self.strategy.steps != self.steps:
             raise ConfigError(
                 subject="Job(steps=) and Downpour(steps=)",
@@ -153,9 +164,7 @@ class Job:
             "precision": None,
             "device": "cpu",
             "checkpoint_every": None,
-            "keep_best": None,
             "durability": "none",
-            "loggers": (),
         }
         for name, default in defaults.items():
             if getattr(self, name) != default:

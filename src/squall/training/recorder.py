@@ -16,11 +16,36 @@ from squall.observe.events import (
 )
 from squall.observe.meter import ProgressMeter
 from squall.observe.metrics import MetricsLog
+from squall.training.best import BestKeeper
 
 SHOWN_EVERY_S = 0.2
 KEPT_EVERY_S = 0.05
 KEPT_SHARE = 1 / 300
 """A long run keeps a line of progress each time it has become longer by this share."""
+
+
+NO_BETTER = "no better"
+
+
+class Patience:
+    """Counts evaluations in a row that were not better than the best before."""
+
+    def __init__(self, best: BestKeeper, allowed: int) -> None:
+        self._best = best
+        self._allowed = allowed
+        self._value = best.best()
+        self._in_a_row = 0
+
+    def saw(self, event: Evaluated) -> None:
+        value = event.metrics[self._best.metric]
+        if self._best.is_better(value, self._value):
+            self._value, self._in_a_row = value, 0
+        else:
+            self._in_a_row += 1
+
+    @property
+    def is_over(self) -> bool:
+        return self._in_a_row >= self._allowed
 
 
 class Recorder:
@@ -32,6 +57,7 @@ class Recorder:
         total_minibatches: at which the run ends, if known.
         minibatches: done before, in a run that is resumed.
         evaluate_every: minibatches between evaluations; None: never.
+        patience: ends the run when evaluations stop getting better; None: they do not matter.
         roles: everyone who belongs to the run.
         now: when the run, or this part of it, began [seconds].
     """
@@ -44,6 +70,7 @@ class Recorder:
         total_minibatches: int | None,
         minibatches: int,
         evaluate_every: float | None,
+        patience: Patience | None,
         roles: tuple[str, ...],
         now: float,
     ) -> None:
@@ -54,6 +81,7 @@ class Recorder:
         self.num_redone = 0
         self.refused: list[Refused] = []
         self.last_evaluation: Evaluated | None = None
+        self._patience = patience
         self._log = log
         self._publish = publish
         self._total = total_minibatches
@@ -95,8 +123,14 @@ class Recorder:
                 self.refused.append(event)
             case Evaluated():
                 self.last_evaluation = event
+                if self._patience is not None:
+                    self._patience.saw(event)
         self._log.append(event)
         self._publish(event)
+
+    def reason_to_stop(self) -> str | None:
+        """Why the run should end by what was measured; None if it should not."""
+        return NO_BETTER if self._patience is not None and self._patience.is_over else None
 
     def is_evaluation_due(self) -> bool:
         """Whether so many minibatches are done that another evaluation should begin; says so once."""

@@ -1,5 +1,6 @@
 """A run that has ended, or been interrupted: its model, figures and files."""
 
+import copy
 import json
 import operator
 from functools import cached_property
@@ -60,14 +61,7 @@ class Run:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The trained model's state dict, on the CPU."""
-        try:
-            return load_file(self._directory.model)
-        except Exception as error:
-            raise CorruptError(
-                subject=str(self._directory.model),
-                expected="the run's model",
-                got=f"{type(error).__name__}: {error}",
-            ) from error
+        return _state(self._directory.model)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -90,6 +84,16 @@ class Run:
         model.load_state_dict(self.state_dict())
         return model.eval()
 
+    def best(self) -> nn.Module:
+        """The model that an evaluation found best (a job with `keep_best`), in eval mode.
+
+        Raises:
+            CorruptError: the run kept none.
+        """
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(_state(self.path / "best.safetensors"))
+        return model.eval()
+
     @torch.no_grad()
     def predict(self, x: Any, batch_size: int = PREDICT_BATCH) -> Any:
         """The model's outputs for `x`, computed in batches of `batch_size`.
@@ -107,6 +111,15 @@ class Run:
         if isinstance(outputs[0], Tensor):
             return torch.cat(outputs)
         return _joined(outputs)
+
+
+def _state(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except Exception as error:
+        raise CorruptError(
+            subject=str(path), expected="a model of the run", got=f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _joined(outputs: list[Any]) -> Any:

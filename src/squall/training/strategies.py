@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from squall.errors import ConfigError
 from squall.rules.adagrad import Adagrad
+from squall.rules.patterns import Rules
 from squall.rules.rule import Rule
 from squall.rules.sgd import Sgd
 
@@ -17,9 +18,10 @@ class Downpour:
         n_push: push the summed gradient of so many minibatches, at least 1; one push is one block.
         warm_start: blocks that one replica computes alone before the others start, at least 0.
         max_staleness, overlap: not built yet; anything but None and False is refused.
-        local: rule of a replica's own steps between fetches. None: the shards' rule if that is `Sgd`, else none.
+        local: rule of a replica's own steps between fetches. None: the shards' rule if that is `Sgd`; with any
+            other rule the replica takes no steps, and all gradients until the next fetch are of the same point.
         steps: minibatches of this stage, over all replicas; None: the job's bounds hold.
-        rule: how a push changes a shard's slice.
+        rule: how a push changes a shard's slice; `Rules` for different ones by parameter names.
 
     Source: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1 and Algorithm 1.1.
 
@@ -36,14 +38,14 @@ class Downpour:
     overlap: bool = False
     local: Sgd | None = None
     steps: int | None = None
-    rule: Rule = field(default_factory=lambda: Adagrad(learning_rate=0.05))
+    rule: Rule | Rules = field(default_factory=lambda: Adagrad(learning_rate=0.05))
 
     def __post_init__(self) -> None:
         for name, least in (("n_fetch", 1), ("n_push", 1), ("warm_start", 0)):
             expect_whole(f"Downpour({name}=)", getattr(self, name), least)
         if self.steps is not None:
             expect_whole("Downpour(steps=)", self.steps, 1)
-        if not isinstance(self.rule, Rule):
+        if not isinstance(self.rule, Rule | Rules):
             raise ConfigError(
                 subject="Downpour(rule=)",
                 expected="an update rule, as in squall.Adagrad(learning_rate=0.05)",

@@ -1,0 +1,139 @@
+"""Real tensors, in ordinary memory, for every role of a `World`."""
+
+import torch
+from torch import Tensor
+
+from squall.observe.ledger import LedgerWriter
+from squall.replica.compute import ReplicaCompute
+from squall.replica.downpour import Compute, Computed
+from squall.shard.machine import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
+from squall.shard.records import ledger_row
+from squall.shard.store import shard_file, write_slices
+from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
+from squall.training.execution import Execution, TrafficCount
+from squall.wire.connection import CODEC
+from squall.wire.messages import Fetched, Message, Push, Pushed
+
+
+class TensorArithmetic:
+    """Real tensors for every role of a `World`, in ordinary memory."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._prepared = prepared = execution.prepared
+        self.traffic = TrafficCount()
+        directory = execution.directory
+        self._shards: list[ShardTensors] = []
+        self._ledgers: list[LedgerWriter] = []
+        self._recorders: list[PushRecorder] = []
+        self._computes: dict[Worker, ReplicaCompute] = {}
+        self._models: dict[int, torch.nn.Module] = {}
+        self._left_buffers: dict[int, Tensor] = {}
+        self._fetching: set[tuple[str, str, int]] = set()  # pushes that ask for a fetch as well
+        for shard in range(prepared.layout.num_shards):
+            numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
+            recorder = None
+            if prepared.job.record:
+                versions = {number: prepared.books[number].version for number in numbers}
+                sizes = {number: prepared.layout.slices[number].num_bytes for number in numbers}
+                recorder = PushRecorder(directory.pushes, versions, sizes)
+                self._recorders.append(recorder)
+            states = [prepared.states[number] for number in numbers]
+            self._shards.append(ShardTensors(states=states, rule=prepared.rule, recorder=recorder))
+            self._ledgers.append(LedgerWriter(directory.ledger / f"shard{shard}-{prepared.starts}.ledger"))
+
+    def close(self) -> None:
+        for ledger in self._ledgers:
+            ledger.close()
+        for recorder in self._recorders:
+            recorder.close()
+
+    def vectors(self) -> list[Tensor]:
+        """The slices' values as they are, in order; not copies."""
+        held = {number: state.params for shard in self._shards for number, state in shard.states.items()}
+        return [held[number] for number in sorted(held)]
+
+    def buffers(self) -> dict[str, Tensor]:
+        space = self._prepared.buffers
+        sets = [space.read(memory) for memory in self._left_buffers.values()]
+        return space.merge([values for values in sets if values is not None])
+
+    # What a World asks for -----------------------------------------------------------------------------
+
+    def attach(self, worker: Worker) -> None:
+        layout = self._prepared.layout
+        dtypes = [getattr(torch, spec.dtype) for spec in layout.slices]
+
+        def fresh() -> list[Tensor]:
+            return [
+                torch.zeros(spec.size, dtype=dtype) for spec, dtype in zip(layout.slices, dtypes, strict=True)
+            ]
+
+        gradients, buffers = fresh(), (fresh(), fresh())
+        model = self._prepared.replicate()
+        name = _name(worker)
+        self._computes[worker] = ReplicaCompute(
+            name=name, task=self._prepared.task(model), gradients=gradients, buffers=buffers
+        )
+        self._models[worker.replica] = model
+        self._left_buffers[worker.replica] = torch.zeros(self._prepared.buffers.num_bytes, dtype=torch.uint8)
+        memory = WorkerMemory(
+            gradients=dict(enumerate(gradients)), buffers=tuple(dict(enumerate(buffer)) for buffer in buffers)
+        )
+        for shard in self._shards:
+            shard.attach(worker, memory)
+
+    def compute(self, worker: Worker, wish: Compute) -> Computed:
+        computed = self._computes[worker].compute(wish)
+        if wish.is_last:
+            self._prepared.buffers.write(self._models[worker.replica], self._left_buffers[worker.replica])
+        return computed
+
+    def swap(self, worker: Worker, buffer: int) -> None:
+        self._computes[worker].swap(buffer)
+
+    def apply(self, shard: int, effect: Apply) -> Applied | NotFinite:
+        num_bytes = self._bytes_of(effect.slices)
+        self.traffic.add(_name(effect.sender), f"shard{shard}", num_bytes)
+        self.traffic.add(f"shard{shard}", _name(effect.sender), 0 if effect.push.into is None else num_bytes)
+        return self._shards[shard].apply(effect)
+
+    def write_out(self, shard: int, effect: WriteOut) -> None:
+        self.traffic.add(f"shard{shard}", _name(effect.to), self._bytes_of(effect.slices))
+        self._shards[shard].write_out(effect)
+
+    def record(self, shard: int, row: Record, now: float) -> None:
+        time_s = self._execution.now()
+        self._ledgers[shard].append(ledger_row(shard, self._prepared.starts, row, time_s))
+
+    def store(self, shard: int, effect: Store) -> None:
+        if not effect.books:
+            return
+        folder = self._execution.directory.checkpoints / effect.name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_slices(folder / shard_file(shard), list(self._shards[shard].states.values()), effect.books)
+
+    def size_of(self, sender: str, receiver: str, message: Message) -> int:
+        """Bytes that a message stands for: its own and those of the tensors that go with it."""
+        num_bytes = len(CODEC.encode(message))
+        if isinstance(message, Push):
+            if message.into is not None:
+                self._fetching.add((sender, receiver, message.request))
+            return num_bytes + self._shard_bytes(receiver)
+        if isinstance(message, Fetched):
+            return num_bytes + self._shard_bytes(sender)
+        if isinstance(message, Pushed) and (receiver, sender, message.request) in self._fetching:
+            return num_bytes + self._shard_bytes(sender)
+        return num_bytes
+
+    def _shard_bytes(self, shard: str) -> int:
+        return sum(spec.num_bytes for spec in self._prepared.layout.slices_of(int(shard.removeprefix("shard"))))
+
+    def _bytes_of(self, slices: tuple[int, ...]) -> int:
+        return sum(self._prepared.layout.slices[number].num_bytes for number in slices)
+
+
+def _name(worker: Worker) -> str:
+    return f"replica{worker.replica}.{worker.partition}"
+
+

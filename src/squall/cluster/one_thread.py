@@ -1,0 +1,150 @@
+"""One run in the calling thread: a `World` with real tensors, and the run around it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from squall.cluster.arithmetic import TensorArithmetic
+from squall.cluster.faults import Fault
+from squall.cluster.world import NO_REPLICA, Pace, World
+from squall.coordinator.machine import Closed, CoordinatorEffect, CoordinatorMachine, Diverging, Report
+from squall.errors import DivergedError, LostError
+from squall.observe.events import Evaluated
+from squall.replica.downpour import downpour
+from squall.shard.machine import Save, ShardMachine
+from squall.training.execution import Ending, Execution
+
+
+class OneThread:
+    """Carries out one `Execution` in this thread.
+
+    Args:
+        pace, faults, seed: of the `World`.
+    """
+
+    def __init__(
+        self, execution: Execution, *, pace: Pace, faults: Sequence[Fault] = (), seed: int
+    ) -> None:
+        self._execution = execution
+        self._prepared = prepared = execution.prepared
+        self._arithmetic = TensorArithmetic(execution)
+        self._diverging: Diverging | None = None
+        self._evaluator = prepared.replicate() if prepared.evaluation is not None else None
+        layout = prepared.layout
+        slices = [tuple(spec.slice for spec in layout.slices_of(shard)) for shard in range(layout.num_shards)]
+        self._world = World(
+            directs=CoordinatorMachine(
+                plan=prepared.plan,
+                num_replicas=prepared.job.replicas,
+                num_shards=layout.num_shards,
+                settled=prepared.settled,
+            ),
+            shards=[
+                ShardMachine(
+                    shard=shard,
+                    incarnation=prepared.starts,
+                    books=tuple(prepared.books[number] for number in slices[shard]),
+                )
+                for shard in range(layout.num_shards)
+            ],
+            slices=slices,
+            num_replicas=prepared.job.replicas,
+            loop=lambda: downpour(prepared.loop),
+            arithmetic=self._arithmetic,
+            tell=self._tell,
+            pace=pace,
+            sizes=self._arithmetic.size_of,
+            faults=faults,
+            seed=seed,
+        )
+
+    def virtual_now(self) -> float:
+        """Seconds of virtual time since the run began."""
+        return self._prepared.time_s + self._world.now
+
+    def run(self) -> Ending:
+        try:
+            why = self._world.run(may_go_on=self._may_go_on)
+            if self._diverging is not None:
+                raise _diverged(self._execution, self._diverging)
+            lost = LostError(reason="no replica is left: every one was killed") if why == NO_REPLICA else None
+            for shard, machine in enumerate(self._world.shards):
+                for effect in machine.handle(Save(name=self._execution.checkpoint)):
+                    self._arithmetic.store(shard, effect)
+        finally:
+            self._arithmetic.close()
+        return Ending(
+            why=why,
+            buffers=self._arithmetic.buffers(),
+            traffic=self._arithmetic.traffic.total(),
+            minibatches=self._prepared.settled.num_minibatches,
+            error=lost,
+        )
+
+    def _may_go_on(self) -> str | None:
+        now = self._execution.now()
+        self._execution.recorder.tick(now)
+        limit = self._prepared.job.time_s
+        if limit is not None and now - self._prepared.time_s >= limit:
+            return "time"
+        return self._execution.may_go_on()
+
+    def _tell(self, virtual: float, effect: CoordinatorEffect) -> None:
+        recorder, now = self._execution.recorder, self._execution.now()
+        match effect:
+            case Closed(replica=replica, report=report):
+                recorder.closed(
+                    now,
+                    role=f"replica{replica}.0",
+                    block=report.block,
+                    examples=report.examples,
+                    loss_sum=report.loss_sum,
+                    staleness=report.staleness,
+                )
+                if self._evaluator is not None and recorder.is_evaluation_due():
+                    self._evaluate()
+            case Report(event=event):
+                recorder.happened(replace(event, time_s=now))
+            case Diverging():
+                self._diverging = self._diverging or effect
+
+    def _evaluate(self) -> None:
+        evaluation = self._prepared.evaluation
+        assert self._evaluator is not None
+        assert evaluation is not None
+        recorder = self._execution.recorder
+        progress = recorder.progress(self._execution.now())
+        vectors = self._arithmetic.vectors()
+        versions = tuple(
+            book.version for shard in self._world.shards for _, book in sorted(shard.books.items())
+        )
+        values = evaluation.of_slices(self._evaluator, vectors, self._arithmetic.buffers())
+        if self._execution.best is not None:
+            self._execution.best.offer(values, self._evaluator, progress.minibatches)
+        recorder.happened(
+            Evaluated(
+                time_s=self._execution.now(),
+                epoch=progress.epoch,
+                minibatches=progress.minibatches,
+                metrics=values,
+                versions=versions,
+            )
+        )
+
+
+def _diverged(execution: Execution, told: Diverging) -> DivergedError:
+    tensors = execution.prepared.layout.space.tensors
+    tensor = tensors[told.tensor].name if isinstance(told.tensor, int) else told.tensor
+    return DivergedError(tensor=tensor, step=str(told.block), what=told.what)
+
+
+@contextmanager
+def threads_set(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

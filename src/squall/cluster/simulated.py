@@ -1,0 +1,73 @@
+"""A cluster in virtual time: many replicas of stated speeds and links on one core, with real gradients.
+
+The protocol is the one that real processes run; only time is made up. So staleness, loss against steps and the
+ledger are those of such a cluster; seconds are as true as the speeds and links that were stated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from squall.cluster.faults import Fault, parse
+from squall.cluster.one_thread import OneThread, threads_set
+from squall.cluster.world import Link, Links, Pace
+from squall.errors import ConfigError
+from squall.model.randomness import random_state_kept
+from squall.training.execution import Ending, Execution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Run every role in the calling thread, in virtual time.
+
+    Args:
+        seed: of everything that chance decides here; the training's own randomness is the job's.
+        speeds: minibatches per virtual second of each replica; the last one holds for all further ones.
+        jitter: how much a minibatch's time varies: sigma of a lognormal.
+        links: one `Link` for all, or by two name patterns, as in
+            ``{("replica2.0", "shard*"): Link(latency_s=0.1, bytes_per_s=1e6), ("*", "*"): Link()}``.
+        faults: in the fault language of `squall.cluster.faults`, as text or parsed.
+        apply_s: seconds that a shard takes for one update.
+
+    >>> Simulated(seed=1, speeds=(10.0, 1.0)).speeds
+    (10.0, 1.0)
+    """
+
+    seed: int = 0
+    speeds: Sequence[float] = (10.0,)
+    jitter: float = 0.2
+    links: Link | Mapping[tuple[str, str], Link] = field(default_factory=Link)
+    faults: str | Sequence[Fault] = ()
+    apply_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        speeds = (self.speeds,) if isinstance(self.speeds, int | float) else tuple(self.speeds)
+        if not speeds or not all(speed > 0 for speed in speeds):
+            raise ConfigError(
+                subject="Simulated(speeds=)",
+                expected="minibatches per second above 0, at least one",
+                got=repr(self.speeds),
+            )
+        if self.jitter < 0 or self.apply_s < 0:
+            raise ConfigError(
+                subject="Simulated(jitter=, apply_s=)",
+                expected="numbers of at least 0",
+                got=f"{self.jitter}, {self.apply_s}",
+            )
+        object.__setattr__(self, "speeds", speeds)
+        if isinstance(self.faults, str):
+            object.__setattr__(self, "faults", parse(self.faults))
+
+    def run(self, execution: Execution) -> Ending:
+        assert not isinstance(self.faults, str)
+        pace = Pace(
+            speeds=tuple(self.speeds),
+            jitter=self.jitter,
+            links=Links(self.links) if isinstance(self.links, Link) else Links(special=dict(self.links)),
+            apply_s=self.apply_s,
+        )
+        with random_state_kept(), threads_set(execution.prepared.threads):
+            run = OneThread(execution, pace=pace, faults=self.faults, seed=self.seed)
+            execution.clock.follow(run.virtual_now)
+            return run.run()
+
+
