@@ -50,7 +50,9 @@ def test_what_is_missing_of_a_block_is_what_the_set_does_not_hold(wanted: list[B
 
     missing = held.missing(asked)
 
-    assert [place for part in missing for place in sorted(positions(part))] == sorted(positions(asked) - places)
+    assert [place for part in missing for place in sorted(positions(part))] == sorted(
+        positions(asked) - places
+    )
 
 
 @given(st.lists(blocks))
@@ -75,7 +77,9 @@ def test_the_positions_of_an_epoch_that_was_never_touched_are_none() -> None:
 
 @pytest.mark.parametrize("wrong", [(-1, 0, 0, 1), (0, -1, 0, 1), (0, 0, -1, 1), (0, 0, 2, 2), (0, 0, 3, 2)])
 def test_a_block_is_never_empty_and_never_negative(wrong: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match=f"stage={wrong[0]}, epoch={wrong[1]}, first={wrong[2]}, stop={wrong[3]}"):
+    with pytest.raises(
+        ValueError, match=f"stage={wrong[0]}, epoch={wrong[1]}, first={wrong[2]}, stop={wrong[3]}"
+    ):
         Block(*wrong)
 
 

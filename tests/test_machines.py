@@ -4,8 +4,10 @@ Faults planted, each caught: an illegal event told to the story · the story unb
 out in reverse · results handed over before the other effects · the key of a message taken from its envelope.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 import pytest
 
@@ -34,7 +36,7 @@ class Phase(Enum):
 
 
 class Turnstile(Machine):
-    TABLE = {
+    TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
         (Phase.LOCKED, Coin): "_coin",
         (Phase.OPEN, Coin): "_coin",
         (Phase.OPEN, Push): "_push",

@@ -4,6 +4,8 @@ Faults planted, each caught: `add` without joining on the left · on the right �
 after the start only · `gaps` forgetting the last gap · `Range` accepting an empty one · `__len__` counting ranges.
 """
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def test_a_set_holds_what_was_added_as_few_sorted_ranges(wanted: list[tuple[int,
     as_ranges = list(held)
 
     assert {number for start, stop in as_ranges for number in range(start, stop)} == numbers
-    assert all(stop < start for (_, stop), (start, _) in zip(as_ranges, as_ranges[1:], strict=False))
+    assert all(stop < start for (_, stop), (start, _) in pairwise(as_ranges))
     assert len(held) == len(numbers)
     assert held == RangeSet(reversed(as_ranges))
 

@@ -14,7 +14,7 @@ import pytest
 from squall.blocks import BlockSet
 from squall.cluster.faults import Fault, parse
 from squall.cluster.modelled import ModelledArithmetic
-from squall.cluster.world import NoEndError, Outside, Pace, World
+from squall.cluster.world import Link, Links, NoEndError, Outside, Pace, World
 from squall.coordinator.machine import CoordinatorMachine, Ended, Patience, Stop
 from squall.coordinator.work import WorkPlan
 from squall.machines import Machine, key_of
@@ -77,7 +77,7 @@ def run(*, faults: str = "", linger_s: float = 0.0, **facts: Any) -> Seen:
 
 
 def test_a_minibatch_takes_the_time_that_its_replicas_speed_says() -> None:
-    seen = run(pace=Pace(speeds=(4.0,), jitter=0.0, latency_s=0.0))
+    seen = run(pace=Pace(speeds=(4.0,), jitter=0.0, links=Links(Link(0.0))))
     assert seen.times("replica0", "Computed") == [0.25, 0.5, 0.75, 1.0]
 
 
@@ -114,7 +114,9 @@ def test_a_delay_lies_within_its_spread_for_each_message() -> None:
     seen = run(faults="delay=100ms+-50ms", minibatches=12, pace=Pace(jitter=0.0, resend_s=99.0))
     ways = [
         arrived - sent
-        for sent, arrived in zip(seen.times("replica0", "Computed"), seen.times("shard0", "Push"), strict=True)
+        for sent, arrived in zip(
+            seen.times("replica0", "Computed"), seen.times("shard0", "Push"), strict=True
+        )
     ]
     assert all(0.05 <= way <= 0.152 for way in ways)
     assert len(set(ways)) == 12

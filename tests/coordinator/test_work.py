@@ -14,9 +14,16 @@ from squall.blocks import BlockSet
 from squall.coordinator.work import WorkPlan
 
 
-def plan(*, epochs: int | None = 2, steps: int | None = None, length: int = 2, per_epoch: int = 5) -> WorkPlan:
+def plan(
+    *, epochs: int | None = 2, steps: int | None = None, length: int = 2, per_epoch: int = 5
+) -> WorkPlan:
     return WorkPlan(
-        stage=0, minibatches_per_epoch=per_epoch, block_length=length, epochs=epochs, steps=steps, warm_start=0
+        stage=0,
+        minibatches_per_epoch=per_epoch,
+        block_length=length,
+        epochs=epochs,
+        steps=steps,
+        warm_start=0,
     )
 
 

@@ -7,6 +7,7 @@ one slice's refusal drowned by the others · `refresh` ignored · no fetch after
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -40,10 +41,11 @@ class Hand:
     version: int = 0
 
     def run(self) -> list[Wish]:
-        loop, answer, tickets, leases = downpour(self.loop), None, 0, 0
+        loop, tickets, leases = downpour(self.loop), 0, 0
+        answer: Any = None
         while True:
             try:
-                wish = next(loop) if answer is None else loop.send(answer)
+                wish = loop.send(answer)
             except StopIteration:
                 return self.wishes
             self.wishes.append(wish)
@@ -63,7 +65,10 @@ class Hand:
                     answer = Computed(loss=float(position), examples=2, not_finite=bad)
                 case Exchange(gradient=gradient):
                     self.version += 1
-                    states = {n: SliceState(slice=n, version=self.version, minibatches=self.version) for n in self.outcomes}
+                    states = {
+                        n: SliceState(slice=n, version=self.version, minibatches=self.version)
+                        for n in self.outcomes
+                    }
                     answer = Exchanged(states=states, outcomes={} if gradient is None else self.outcomes)
 
 

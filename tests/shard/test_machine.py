@@ -48,7 +48,7 @@ def make_shard(*, slices: int = 1, workers: tuple[Worker, ...] = (worker(0), wor
 
 
 def push(request: int = 1, first: int = 0, length: int = 1, **facts: Any) -> Push:
-    known = {
+    known: dict[str, Any] = {
         "block": Block(0, 0, first, first + length),
         "attempt": 1,
         "minibatches": length,
@@ -337,7 +337,11 @@ def test_a_checkpoint_holds_copies_of_the_books() -> None:
     apply(shard, push(2, first=1))
 
     assert isinstance(store, Store)
-    assert (store.name, store.books[0].version, store.books[0].settled.entries()) == ("half", 1, ((0, 0, 0, 1),))
+    assert (store.name, store.books[0].version, store.books[0].settled.entries()) == (
+        "half",
+        1,
+        ((0, 0, 0, 1),),
+    )
 
 
 def test_a_closed_shard_answers_nobody() -> None:

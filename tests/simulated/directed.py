@@ -519,7 +519,7 @@ def last_one_dies(variant: int) -> Schedule:
             "outside": (_stop(2.5),),
             "faults": (Pause("replica0", 9.0, AtTime(2.2)), Kill("replica0", AtTime(4.0))),
         },
-        {"poisoned": ((0, 0),), "faults": (Delay(0.3), Kill("replica0", AtTime(5.05)))},
+        {"poisoned": ((0, 0),), "faults": (Delay(0.3), Kill("replica0", AtTime(5.5)))},
         {"ruined": (0, 0), "faults": (Kill("replica0", AtTime(1.2)),)},
     )[variant % 3]
     return Schedule(
@@ -541,9 +541,22 @@ def unheard_recall(variant: int) -> Schedule:
         seed=variant,
         epochs=None,
         stop_at=3.2 + _shift(variant, 0.03),
-        faults=(Drop("recall", 1.0),),
+        num_replicas=4,
+        faults=(Drop("recall", 1.0), Delay(0.2, 0.1)),
         ahead=1 + variant % 2,
-        pace=Pace(speeds=(2.0, 0.5, 0.9)),
+        pace=Pace(speeds=(2.0, 0.5, 0.9), apply_s=0.4 * (variant % 2)),
+    )
+
+
+@directed
+def notice_in_the_first_second(variant: int) -> Schedule:
+    """Leases and copies of the first fetch are on their way to one that leaves at once."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2,
+        outside=tuple(_recall(replica, 0.9 + _shift(variant, 0.01)) for replica in (0, 1)),
+        faults=(Duplicate("fetch.reply", 1.0), Delay(0.2, 0.15)),
+        linger_s=2.0,
     )
 
 

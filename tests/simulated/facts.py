@@ -10,7 +10,7 @@ from squall.blocks import Block, Outcome
 from squall.cluster.faults import Kill
 from squall.coordinator.machine import Closed, Diverging, Ended, Report
 from squall.observe.events import Redone, Refused
-from squall.shard.machine import Record
+from squall.shard.machine import Phase, Record
 from squall.wire.messages import Lease
 from tests.simulated.coordinator_rules import Waiting
 from tests.simulated.schedules import Result, expected_blocks
@@ -100,7 +100,8 @@ def _wrong_rows(result: Result) -> Iterator[str]:
         before = len(_had(result, number))
         rows = [row for _, _, row in result.arithmetic.rows if row.slice == number]
         applied = [row for row in rows if row.outcome is Outcome.APPLIED]
-        if [row.block for row in applied] != blocks:
+        is_running = any(number in m.books and m.phase is Phase.APPLYING for m in result.world.shards)
+        if [row.block for row in applied] not in ((blocks, blocks[:-1]) if is_running else (blocks,)):
             yield f"the ledger of slice {number} lists other blocks than were applied"
         if [row.version - before for row in applied] != list(range(1, len(applied) + 1)):
             yield f"the versions of slice {number} do not count its updates"

@@ -18,6 +18,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -112,30 +113,31 @@ def _changes(node: ast.AST, scope: str = "") -> Iterator[_Change]:
 
 def _changes_of(node: ast.AST) -> Iterator[tuple[ast.AST, str, Callable[[], None]]]:
     match node:
-        case ast.Compare():
-            for at, operator in enumerate(node.ops):
+        case ast.Compare(ops=operators):
+            for at, operator in enumerate(operators):
                 new = _SWAPS[type(operator)]
-                words = f"{type(operator).__name__} to {new.__name__}"
-                yield node, words, lambda at=at, new=new: node.ops.__setitem__(at, new())  # type: ignore[misc]
-        case ast.BoolOp():
-            other = ast.Or if isinstance(node.op, ast.And) else ast.And
-            yield node, f"{type(node.op).__name__} to {other.__name__}", lambda: setattr(node, "op", other())
-        case ast.UnaryOp(op=ast.Not()):
-            yield (
-                node,
-                "not removed",
-                lambda: _become(node, ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node.operand))),
-            )
+                yield (
+                    node,
+                    f"{type(operator).__name__} to {new.__name__}",
+                    partial(_put, operators, at, new()),
+                )
+        case ast.BoolOp(op=operator):
+            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            words = f"{type(operator).__name__} to {type(other).__name__}"
+            yield node, words, partial(setattr, node, "op", other)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            # "not not x": the truth of x.
+            yield node, "not removed", partial(setattr, node, "operand", ast.UnaryOp(ast.Not(), operand))
         case ast.Constant(value=bool() as value):
-            yield node, f"{value} to {not value}", lambda: setattr(node, "value", not value)
+            yield node, f"{value} to {not value}", partial(setattr, node, "value", not value)
         case ast.Constant(value=int() | float() as value):
-            yield node, f"{value} to {value + 1}", lambda: setattr(node, "value", value + 1)
-        case ast.Return(value=ast.Tuple(elts=elements) as row):
+            yield node, f"{value} to {value + 1}", partial(setattr, node, "value", value + 1)
+        case ast.Return(value=ast.Tuple(elts=elements)):
             for at in range(len(elements)):
-                yield node, f"element {at} not returned", lambda at=at: row.elts.pop(at)  # type: ignore[misc]
+                yield node, f"element {at} not returned", partial(_take_out, elements, at)
         case ast.Return(value=ast.BinOp(op=ast.Add(), left=left, right=right)):
-            yield node, "right side not returned", lambda: setattr(node, "value", left)
-            yield node, "left side not returned", lambda: setattr(node, "value", right)
+            yield node, "right side not returned", partial(setattr, node, "value", left)
+            yield node, "left side not returned", partial(setattr, node, "value", right)
     yield from _dropped(node)
 
 
@@ -147,11 +149,15 @@ def _dropped(node: ast.AST) -> Iterator[tuple[ast.AST, str, Callable[[], None]]]
             continue
         for at, statement in enumerate(body):
             if _changes_state(statement):
-                yield (
-                    statement,
-                    "statement dropped",
-                    lambda body=body, at=at: body.__setitem__(at, ast.Pass()),
-                )  # type: ignore[misc]
+                yield statement, "statement dropped", partial(_put, body, at, ast.Pass())
+
+
+def _put(nodes: list[Any], at: int, new: ast.AST) -> None:
+    nodes[at] = new
+
+
+def _take_out(nodes: list[Any], at: int) -> None:
+    del nodes[at]
 
 
 def _changes_state(statement: ast.AST) -> bool:
@@ -165,11 +171,6 @@ def _changes_state(statement: ast.AST) -> bool:
                 for part in ast.walk(target)
             )
     return False
-
-
-def _become(node: ast.UnaryOp, other: ast.UnaryOp) -> None:
-    """Turn ``not x`` into ``not not x``: the truth of x."""
-    node.operand = ast.UnaryOp(ast.Not(), node.operand)
 
 
 def mutants_of(file: str) -> list[Mutant]:

@@ -103,7 +103,7 @@ class ReplicaRules:
                     self.recalled = why
                     return []
                 return self._quit(why)
-            case FromCoordinator(message=answer):
+            case FromCoordinator(message=Lease() | Leave() as answer):
                 if self.asks.pop(answer.request, None) is None:
                     return self._drop()
                 self.answers[answer.request] = answer

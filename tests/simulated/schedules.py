@@ -7,15 +7,16 @@ its name.
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from squall.blocks import Block, BlockSet
 from squall.cluster.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
 from squall.cluster.modelled import ModelledArithmetic
-from squall.cluster.world import Outside, Pace, World
+from squall.cluster.world import Outside, Pace, Watch, World
 from squall.coordinator.machine import CoordinatorMachine, Patience
 from squall.coordinator.work import WorkPlan
+from squall.machines import Machine
 from squall.replica.downpour import Compute, DownpourLoop, downpour
 from squall.shard.machine import Apply, ShardMachine, SliceBook, Worker
 from tests.simulated.coordinator_rules import CoordinatorRules, Waiting
@@ -141,8 +142,11 @@ class Result:
     told: list[object]
 
 
-def run(schedule: Schedule) -> Result:
+def run(schedule: Schedule, also: Watch | None = None) -> Result:
     """Run a schedule to its end; every effect of every decider is judged on the way.
+
+    Args:
+        also: watches too, after the judge.
 
     Raises:
         NoEndError: it has not ended after `BOUND_S` virtual seconds.
@@ -164,6 +168,12 @@ def run(schedule: Schedule) -> Result:
         books=books,
         incarnation=schedule.incarnation,
     )
+
+    def watch(name: str, machine: Machine, event: Any, effects: tuple[Any, ...]) -> None:
+        judge.watch(name, machine, event, effects)
+        if also is not None:
+            also(name, machine, event, effects)
+
     world = World(
         directs=_coordinator(schedule),
         shards=[
@@ -179,7 +189,7 @@ def run(schedule: Schedule) -> Result:
         faults=schedule.faults,
         outside=schedule.outside,
         seed=schedule.seed,
-        watch=judge.watch,
+        watch=watch,
     )
 
     def may_go_on() -> str | None:
@@ -236,8 +246,9 @@ def _coordinator(schedule: Schedule) -> CoordinatorMachine:
         num_replicas=schedule.num_replicas,
         num_shards=schedule.num_shards,
         settled=BlockSet(schedule.settled),
-        patience=waiting
-        and Patience(
+        patience=None
+        if waiting is None
+        else Patience(
             start_s=waiting.start_s,
             leave_s=waiting.leave_s,
             first_s=waiting.first_s,

@@ -2,6 +2,9 @@
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 from squall.blocks import Block, BlockSet
 from squall.errors import RemoteProtocolError
@@ -32,15 +35,10 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "door", door
     for variant in range(NUM_VARIANTS):
         for name, make in DIRECTED.items():
-            yield (
-                f"{name}/{variant}",
-                lambda name=name, make=make, variant=variant: check(  # type: ignore[misc]
-                    make(variant), f"{name}/{variant}"
-                ),
-            )
+            yield f"{name}/{variant}", partial(check, make(variant), f"{name}/{variant}")
         share = NUM_RANDOM // NUM_VARIANTS
         for seed in range(share * variant, share * (variant + 1)):
-            yield str(seed), lambda seed=seed: check(random_schedule(seed), seed)  # type: ignore[misc]
+            yield str(seed), partial(check, random_schedule(seed), seed)
 
 
 def ground() -> None:
@@ -55,12 +53,12 @@ def ground() -> None:
             covers = {0: Cover.DISJOINT, len(new): Cover.CONTAINED}
             assert ranges.cover(start, stop) is covers.get(len(new & numbers), Cover.PARTIAL)
             if new & numbers:
-                _must_raise(ValueError, lambda start=start, stop=stop: ranges.add(start, stop))  # type: ignore[misc]
+                _must_raise(ValueError, partial(ranges.add, start, stop))
                 continue
             ranges.add(start, stop)
             numbers |= new
             _same(ranges, numbers)
-    _must_raise(ValueError, lambda: RangeSet().add(3, 3))
+    _must_raise(ValueError, partial(RangeSet().add, 3, 3))
     assert RangeSet([(0, 2), (2, 4)]) == RangeSet([(0, 4)]) != RangeSet([(0, 5)])
     assert RangeSet([(0, 2)]) != {0, 1}
     _ground_of_blocks(draw)
@@ -70,9 +68,7 @@ def ground() -> None:
 def _same(ranges: RangeSet, numbers: set[int]) -> None:
     held = list(ranges)
     assert {number for start, stop in held for number in range(start, stop)} == numbers
-    assert all(stop < start for (_, stop), (start, _) in zip(held, held[1:], strict=False)), (
-        "touching or unsorted"
-    )
+    assert all(stop < start for (_, stop), (start, _) in pairwise(held)), "touching or unsorted"
     assert len(ranges) == len(numbers)
     for stop in range(20):
         missing = [number for first, last in ranges.gaps(stop) for number in range(first, last)]
@@ -103,10 +99,10 @@ def _ground_of_blocks(draw: random.Random) -> None:
 
 def _doors_of_ranges() -> None:
     for start, stop in ((-1, 2), (2, 2), (3, 2)):
-        _must_raise(ValueError, lambda start=start, stop=stop: Range(start, stop))  # type: ignore[misc]
+        _must_raise(ValueError, partial(Range, start, stop))
     assert Range(0, 4).size == 4
     for wrong in ((-1, 0, 0, 1), (0, -1, 0, 1), (0, 0, -1, 1), (0, 0, 2, 2), (0, 0, 3, 2)):
-        _must_raise(ValueError, lambda wrong=wrong: Block(*wrong))  # type: ignore[misc]
+        _must_raise(ValueError, partial(Block, *wrong))
     assert Block(0, 0, 2, 5).num_minibatches == 3
     assert str(Block(0, 1, 2, 3)) == "epoch 1, position 2"
     assert str(Block(0, 1, 2, 5)) == "epoch 1, positions 2 to 4"
@@ -117,7 +113,7 @@ def door() -> None:
     worker = Worker(replica=0, partition=1, incarnation=0)
     shard = ShardMachine(shard=0, incarnation=0, books=(SliceBook.new(0, 1), SliceBook.new(1, 0)))
     shard.handle(Attach(worker=worker))
-    facts = {
+    facts: dict[str, Any] = {
         "request": 1,
         "block": Block(0, 0, 0, 2),
         "attempt": 1,
@@ -137,16 +133,11 @@ def door() -> None:
         {"minibatches": 1},
     )
     for change in changes:
-        message = Push(**(facts | change))  # type: ignore[arg-type]
-        _must_raise(
-            RemoteProtocolError,
-            lambda message=message: shard.handle(FromWorker(sender=worker, message=message)),
-        )  # type: ignore[misc]
+        message = Push(**(facts | change))
+        _must_raise(RemoteProtocolError, partial(shard.handle, FromWorker(sender=worker, message=message)))
     for into in (2, None):
         fetch = Fetch(request=1, into=into)  # type: ignore[arg-type]
-        _must_raise(
-            RemoteProtocolError, lambda fetch=fetch: shard.handle(FromWorker(sender=worker, message=fetch))
-        )  # type: ignore[misc]
+        _must_raise(RemoteProtocolError, partial(shard.handle, FromWorker(sender=worker, message=fetch)))
     other = Worker(replica=0, partition=0, incarnation=0)
     shard.handle(Attach(worker=other))
     for sender, number in ((worker, 0), (other, 1)):

@@ -215,9 +215,9 @@ class World:
         for upset in self._upsets:
             if isinstance(upset.when, AtTime):
                 for name in self._named(upset.role):
-                    self._at(upset.when.seconds, "", lambda name=name, upset=upset: self._upset(name, upset))
+                    self._at(upset.when.seconds, "", partial(self._upset, name, upset))
         for outside in self._outside:
-            self._at(outside.at_s, outside.role, lambda outside=outside: self._intrude(outside))
+            self._at(outside.at_s, outside.role, partial(self._intrude, outside))
         is_stopping = False
         while self.why is None:
             if not is_stopping and (why := may_go_on()) is not None:
@@ -401,14 +401,18 @@ class World:
         self.sessions.pop(number, None)
         if worker is None:
             return
-        lost = {"replica": number, "incarnation": worker.incarnation, "why": "killed"}
-        self._at(0.01, COORDINATOR, lambda: self._direct(coordinator.Lost(now=self.now, **lost)))
+        self._at(0.01, COORDINATOR, partial(self._lose, worker))
         for index in range(len(self.shards)):
-            detach = shard.Detach(worker=worker)
-            self._at(0.01, f"shard{index}", lambda index=index: self._serve(index, detach))
+            self._at(0.01, f"shard{index}", partial(self._serve, index, shard.Detach(worker=worker)))
         if upset.restart is not None:
             self._restarting += 1
             self._at(upset.restart, "", lambda: self._restart(number, worker.incarnation + 1))
+
+    def _lose(self, worker: Worker) -> None:
+        lost = coordinator.Lost(
+            now=self.now, replica=worker.replica, incarnation=worker.incarnation, why="killed"
+        )
+        self._direct(lost)
 
     def _restart(self, number: int, incarnation: int) -> None:
         self._restarting -= 1
@@ -440,11 +444,10 @@ class World:
         return free - self.now + link.latency_s
 
     def _latency(self) -> float:
-        faults = sum(
+        return sum(
             max(0.0, fault.seconds + self._random.uniform(-fault.spread, fault.spread))
             for fault in self._delays
         )
-        return faults
 
     def _is_cut(self, sender: str, receiver: str) -> bool:
         return any(

@@ -5,11 +5,11 @@ nobody can compute, and says when a stage is over. It never sees a parameter, a 
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from squall.blocks import Block, BlockSet
 from squall.coordinator.work import WorkPlan
@@ -221,7 +221,7 @@ class CoordinatorMachine(Machine):
         settled: blocks that all slices have already (a resumed run); taken over.
     """
 
-    TABLE = {
+    TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
         (Phase.STARTING, Joined): "_joined",
         (Phase.STARTING, Ask): "_asked",
         (Phase.STARTING, Goodbye): "_goodbye",
@@ -472,12 +472,12 @@ class CoordinatorMachine(Machine):
             if member.replica not in self._not_finite.get(block, ()) or self._is_alone(member):
                 self._returned.remove(block)
                 return block
-        block = self._next_fresh
-        if block is None or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start):
+        fresh = self._next_fresh
+        if fresh is None or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start):
             return None
         self._next_fresh = next(self._fresh, None)
         self._handed_out += 1
-        return block
+        return fresh
 
     def _warm_member(self) -> Member | None:
         """Who works alone during a warm start: the lowest that is not overdue."""
@@ -690,8 +690,7 @@ class CoordinatorMachine(Machine):
 
     def _tick_leaving(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
         if event.now - self._leaving_since < self._patience.leave_s:
-            again = tuple(self._send(member, Recall(why=self.why)) for member in self.members.values())
-            return again
+            return tuple(self._send(member, Recall(why=self.why)) for member in self.members.values())
         effects: list[CoordinatorEffect] = []
         for member in list(self.members.values()):
             why = f"did not leave within {self._patience.leave_s:g} s"

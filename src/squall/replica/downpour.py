@@ -186,6 +186,7 @@ def downpour(loop: DownpourLoop) -> Loop:
             loss_sum += computed.loss
             examples += computed.examples
 
+        assert isinstance(computed, Computed)
         gradient = Gradient(
             block=block,
             attempt=lease.attempt,

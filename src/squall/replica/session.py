@@ -4,10 +4,11 @@ Every request is kept until its answer has come, and sent again at each `Tick` t
 answer to a request that is not open is late and is dropped.
 """
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from squall.machines import Machine
 from squall.replica.downpour import (
@@ -126,7 +127,7 @@ class ReplicaSession(Machine):
         shards: the shards that hold slices of this worker's partition.
     """
 
-    TABLE = {
+    TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
         (Phase.READY, Started): "_start",
         (Phase.READY, Recall): "_recall_idle",
         (Phase.READY, Tick): "_tick",
@@ -178,7 +179,8 @@ class ReplicaSession(Machine):
         assert (self.phase is Phase.EXCHANGING) == bool(self._open_exchange)
         assert (self.phase is Phase.AWAITING) == (self._awaited is not None)
         assert not set(self._open_asks) & set(self._answers)
-        assert (self.phase is Phase.LEFT) == (self._loop.gi_frame is None), "the loop ends with its session"
+        has_ended = inspect.getgeneratorstate(self._loop) == inspect.GEN_CLOSED
+        assert (self.phase is Phase.LEFT) == has_ended, "the loop ends with its session"
 
     # The loop's wishes ----------------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ reports back. Source of the design: Dean et al., NIPS 2012, section 4.1; exactly
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from squall.blocks import Block, BlockSet
 from squall.errors import RemoteProtocolError
@@ -241,7 +242,7 @@ class ShardMachine(Machine):
         books: one for each slice, as new or as a checkpoint had them. The machine takes ownership.
     """
 
-    TABLE = {
+    TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
         (Phase.SERVING, Attach): "_attach",
         (Phase.SERVING, Detach): "_detach",
         (Phase.SERVING, Fetch): "_request",

@@ -1,0 +1,71 @@
+"""Whole clusters by the thousand, in one thread: whatever goes wrong, every block is applied once on every slice.
+
+A failing seed says which command replays it. Each effect of each decider is compared with `coordinator_rules`,
+`shard_rules` and `replica_rules`; `facts` judges the end. The faults that these see are `mutants`'s.
+"""
+
+import re
+
+import pytest
+
+from squall.cluster.faults import Cut, Delay, Drop, Duplicate, Kill, Pause
+from tests.simulated import facts, schedules, suite
+from tests.simulated.directed import DIRECTED
+from tests.simulated.schedules import Schedule, random_schedule, run
+
+NUM_SCHEDULES = 2_000
+CHUNK = 100
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SCHEDULES, CHUNK))
+def test_random_schedules_end_with_every_block_applied_once_or_refused(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        suite.check(random_schedule(seed), seed)
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_directed_schedules_end_with_every_block_applied_once_or_refused(name: str) -> None:
+    for variant in range(4):
+        suite.check(DIRECTED[name](variant), f"{name}/{variant}")
+
+
+def test_random_schedules_hold_faults_of_every_kind() -> None:
+    drawn = [random_schedule(seed) for seed in range(200)]
+    for kind in (Cut, Delay, Drop, Duplicate, Kill, Pause):
+        assert sum(kind in schedule.has for schedule in drawn) > 20, kind
+    kills = [fault for schedule in drawn for fault in schedule.faults if isinstance(fault, Kill)]
+    assert {fault.restart is None for fault in kills} == {True, False}
+    paused = {
+        fault.role.rstrip("0123456789") for s in drawn for fault in s.faults if isinstance(fault, Pause)
+    }
+    assert paused == {"replica", "shard", "coordinator"}
+
+
+def test_a_schedule_is_the_same_each_time() -> None:
+    first, again = (run(random_schedule(7)) for _ in range(2))
+    assert first.told == again.told
+    assert first.arithmetic.rows == again.arithmetic.rows
+
+
+def test_a_failing_seed_says_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "faults_of", lambda result: ["something"])
+    with pytest.raises(AssertionError, match=re.escape("python -m tests.simulated.schedules 41")):
+        suite.check(random_schedule(41), 41)
+
+
+def test_the_command_replays_a_random_and_a_directed_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("3", "poisoned/1"):
+        schedules.replay(name)
+        assert "wrong: nothing" in capsys.readouterr().out
+
+
+def test_a_block_that_was_applied_twice_is_seen() -> None:
+    result = run(Schedule(seed=0, num_replicas=1))
+    result.arithmetic.applied[1].append(result.arithmetic.applied[1][0])
+    assert any("2 times" in wrong for wrong in facts.faults_of(result))
+
+
+def test_a_block_that_is_missing_on_one_slice_is_seen() -> None:
+    result = run(Schedule(seed=0, num_replicas=1))
+    lost = result.arithmetic.applied[1].pop()
+    assert f"slice 1 has not applied {lost}" in facts.faults_of(result)
