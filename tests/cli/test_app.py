@@ -6,7 +6,8 @@ Faults planted here by hand, each seen to fail a test: exit code 1 for a wrong r
 JSON line · a top-level `import torch` in the command line · an empty run directory left by a refused request · the
 old figures summed up when a run is refused · `-N` taken literally · a recorded push read at its version instead of
 one before · a pushed gradient added instead of subtracted in the replay · `.pt` accepted by export · a traceback
-printed for a `ConfigError`.
+printed for a `ConfigError` · the error in the summary too · bytes behind the last push not seen · a schedule asked for the
+minibatches after a push.
 """
 
 import json
@@ -243,6 +244,12 @@ def test_a_recipe_that_raises_is_shown_with_its_line_and_is_a_wrong_request(reci
     assert ran.err.count("Traceback (most recent call last)") == 1
 
 
+def test_the_summary_leaves_the_error_to_the_line_that_tells_it(recipe: Path) -> None:
+    ran = squall_("train", f"{recipe}:failing")
+    assert "one too many" not in ran.out
+    assert "ended: failed" in ran.err
+
+
 def test_a_model_that_raises_is_shown_once_with_role_step_and_line_and_the_run_failed(recipe: Path) -> None:
     ran = squall_("train", f"{recipe}:failing", "--json", "--out", recipe.parent / "run")
 
@@ -407,10 +414,13 @@ def test_a_replay_of_a_scripts_schedule_is_refused(recipe: Path) -> None:
     assert "schedule" in ran.err
 
 
-def test_pushes_that_were_cut_short_are_not_replayed(recipe: Path) -> None:
+@pytest.mark.parametrize("by", [-4, 4])
+def test_pushes_that_were_cut_short_or_have_something_behind_them_are_not_replayed(
+    recipe: Path, by: int
+) -> None:
     path = trained(recipe, "plain_sgd")
     file = path / "pushes" / "slice1.bin"
-    os.truncate(file, file.stat().st_size - 4)
+    os.truncate(file, file.stat().st_size + by)
 
     ran = squall_("ledger", path, "--replay")
 

@@ -669,7 +669,7 @@ def late_after_the_end(variant: int) -> Schedule:
         seed=variant,
         poisoned=((0, 6), (1, 6)),
         faults=(Duplicate("*", 0.9), Delay(0.8, 0.8)),
-        linger_s=10.0,
+        linger_s=4.0,
     )
 
 

@@ -36,6 +36,7 @@ class Judge:
     ) -> None:
         self.pairs: Counter[tuple[str, str, str]] = Counter()
         self.leases: list[tuple[float, ToReplica]] = []
+        self._known: set[tuple[int, ...]] = set()
         self.asked: dict[int, float] = {}  # when each replica asked first
         self._coordinator = rules
         self._loop = loop
@@ -72,10 +73,16 @@ class Judge:
     def _note(self, event: Any, effects: tuple[Any, ...]) -> None:
         if isinstance(event, FromReplica) and isinstance(event.message, Ask):
             self.asked.setdefault(event.replica, event.now)
-        known = [lease for _, lease in self.leases[-100:]]
         for effect in effects:
-            if isinstance(effect, ToReplica) and isinstance(effect.message, Lease) and effect not in known:
-                self.leases.append((event.now, effect))
+            if isinstance(effect, ToReplica) and isinstance(effect.message, Lease):
+                self._note_lease(event.now, effect)
+
+    def _note_lease(self, now: float, lease: ToReplica) -> None:
+        message = lease.message
+        name = (lease.replica, lease.incarnation, message.request) if isinstance(message, Lease) else ()
+        if name not in self._known:  # else it is sent again
+            self._known.add(name)
+            self.leases.append((now, lease))
 
     def end(self, directs: CoordinatorMachine, shards: Sequence[ShardMachine]) -> None:
         self._coordinator.end(directs)

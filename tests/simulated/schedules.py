@@ -23,7 +23,7 @@ from tests.simulated.coordinator_rules import CoordinatorRules, Waiting
 from tests.simulated.judge import Judge
 
 BOUND_S = 3_000.0
-MANY = 4_000
+MANY = 400
 """Minibatches that a schedule without bound is not expected to reach."""
 
 

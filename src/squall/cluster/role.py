@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from squall.cluster.payload import Payload, unpack
+from squall.cluster.payload import Payload, pack, unpack
 from squall.coordinator import server as coordinator
 from squall.errors import ConfigError, LostError, SquallError, UserCodeError
 from squall.replica import runner as replica
+from squall.replica.data_worker import Packing
 from squall.shard import server as shard
 from squall.training import evaluator
 from squall.training.prepare import build_like
@@ -82,9 +84,23 @@ def _failed(name: str, error: SquallError) -> Failed:
     return Failed(kind=kind, role=name, step="", line="", error=str(error), traceback="")
 
 
+def _pack_minibatch(minibatch: Any) -> tuple[bytes, int]:
+    payload = pack(minibatch, name="minibatch")
+    return payload.header, payload.fd
+
+
+def _unpack_minibatch(header: bytes, fd: int) -> Any:
+    """Only what a data worker packed, which is a fork of this very process."""
+    payload = Payload(fd=fd, header=header)
+    try:
+        return unpack(payload)
+    finally:
+        payload.close()
+
+
 _SERVE: dict[str, Callable[[dict[str, Any], dict[str, Any], Connection, list[int]], None]] = {
     "shard": shard.serve,
-    "replica": replica.serve,
+    "replica": partial(replica.serve, packing=Packing(pack=_pack_minibatch, unpack=_unpack_minibatch)),
     "coordinator": coordinator.serve,
     "evaluator": evaluator.serve,
 }

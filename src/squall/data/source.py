@@ -130,12 +130,14 @@ class Loading:
         batch_size: examples of a minibatch, above 0.
         drop_last: leave a short last minibatch out.
         num_workers: processes that load minibatches ahead; 0 loads them where they are used.
+        worker_init: called with its number in each of these processes, before it loads anything.
     """
 
     source: Source
     batch_size: int
     drop_last: bool = False
     num_workers: int = 0
+    worker_init: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_workers < 0:
@@ -151,7 +153,8 @@ def as_source(train: Any, batch_size: int) -> Loading:
 
     Args:
         train: a `Source`, a map-style Dataset, a DataLoader, or a pytree of tensors or arrays. Of a DataLoader
-            the dataset, batch size, collate function, drop_last and workers are taken; the order is Squall's.
+            the dataset, batch size, collate function, drop_last, num_workers and worker_init_fn are taken; the
+            order is Squall's, and generator, pin_memory, prefetch_factor and the like are left alone.
             A TensorDataset is indexed whole, not example by example.
         batch_size: examples of a minibatch; a DataLoader brings its own.
     Raises:
@@ -190,6 +193,7 @@ def _loading_of(loader: "DataLoader[Any]") -> Loading:
         batch_size=loader.batch_size,
         drop_last=loader.drop_last,
         num_workers=loader.num_workers,
+        worker_init=loader.worker_init_fn,
     )
 
 

@@ -84,7 +84,9 @@ class BufferSpace:
         """
         if not sets:
             return {}
-        return {spec.name: _merged(spec.policy, [values[spec.name] for values in sets]) for spec in self.specs}
+        return {
+            spec.name: _merged(spec.policy, [values[spec.name] for values in sets]) for spec in self.specs
+        }
 
     @property
     def num_bytes(self) -> int:
@@ -164,7 +166,9 @@ def _check_patterns(policies: Mapping[str, str], names: Sequence[str]) -> None:
     for pattern, policy in policies.items():
         if policy not in POLICIES:
             raise ConfigError(
-                subject=f"Job(buffers=): {pattern!r}", expected=f"one of {', '.join(POLICIES)}", got=repr(policy)
+                subject=f"Job(buffers=): {pattern!r}",
+                expected=f"one of {', '.join(POLICIES)}",
+                got=repr(policy),
             )
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(

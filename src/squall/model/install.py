@@ -3,7 +3,8 @@
 A replica holds each slice twice, in two alternative buffers. While it computes on one of them its shard writes
 the next version into the other; between two minibatches the parameters are swapped over. A parameter that lies
 whole in one slice becomes a view of the vector, so that a swap moves no bytes. One that is split over slices,
-or whose memory order is not C order (``channels_last``, transposed), keeps memory of its own, and a swap copies.
+or whose memory order is not C order (``channels_last``, transposed), keeps memory of its own, and a swap copies;
+so does every parameter of a model that lives on another device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,9 @@ class Bound:
     before is lost to them. Not to be swapped during a minibatch.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]]) -> None:
+    def __init__(
+        self, model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]], *, copied: bool = False
+    ) -> None:
         parameters = layout.space.parameters_of(model)
         private = _PrivateMemory(parameters)
         # By slice, then by buffer: parameters to point at a view, and memory to copy a piece into.
@@ -72,10 +75,10 @@ class Bound:
         # By slice: parameters that are not in C order, and the same values in C order, copied to last.
         self._reorders = [private.reorders(spec) for spec in layout.slices]
         for spec in layout.slices:
-            swappable = [segment for segment in spec.segments if _is_view(parameters, segment)]
-            copied = [segment for segment in spec.segments if not _is_view(parameters, segment)]
-            self._views.append([_views(parameters, swappable, b[spec.slice]) for b in buffers])
-            self._copies.append([private.copies(copied, b[spec.slice]) for b in buffers])
+            views = [s for s in spec.segments if not copied and _is_view(parameters, s)]
+            others = [s for s in spec.segments if copied or not _is_view(parameters, s)]
+            self._views.append([_views(parameters, views, b[spec.slice]) for b in buffers])
+            self._copies.append([private.copies(others, b[spec.slice]) for b in buffers])
 
     @torch.no_grad()
     def swap_slice(self, slice: int, buffer: int) -> None:
@@ -98,7 +101,9 @@ class Bound:
         return sum(own.numel() for by_buffer in self._copies for own, _ in by_buffer[0])
 
 
-def install(model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]]) -> Bound:
+def install(
+    model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]], *, copied: bool = False
+) -> Bound:
     """Bind a model's trainable parameters to slice vectors and take their values from the first buffer.
 
     Parameter objects stay what they are: optimizers, hooks and ties that hold them go on working, as do shapes,
@@ -108,6 +113,7 @@ def install(model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]
         model: one that fits ``layout.space``; its parameters are written.
         layout: says what lies where.
         buffers: alternative sets of vectors, each with one vector per slice, shape (size of the slice,).
+        copied: every parameter keeps memory of its own, where it is now; a swap copies to it.
     Raises:
         ModelError: the model does not fit the space.
         LocalProtocolError: the vectors are not those of this layout.
@@ -122,7 +128,7 @@ def install(model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]
     """
     for vectors in buffers:
         _expect_vectors(layout, vectors)
-    bound = Bound(model, layout, buffers)
+    bound = Bound(model, layout, buffers, copied=copied)
     bound.swap_to(0)
     return bound
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,31 @@ def seed_everything(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
+
+
+def random_state() -> tuple[Any, ...]:
+    """Where all three stand: a value that can be compared, sent to another process and set again.
+
+    >>> seed_everything(1)
+    >>> state = random_state()
+    >>> first = random.random()
+    >>> state == random_state()
+    False
+    >>> set_random_state(state)
+    >>> random.random() == first
+    True
+    """
+    name, words, *rest = np.random.get_state()  # type: ignore[misc]
+    torchs = torch.default_generator.get_state().numpy().tobytes()
+    return torchs, (name, words.tobytes(), *rest), random.getstate()  # type: ignore[union-attr]
+
+
+def set_random_state(state: tuple[Any, ...]) -> None:
+    """Put all three where `random_state` found them."""
+    torchs, (name, words, *rest), python = state
+    torch.default_generator.set_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+    np.random.set_state((name, np.frombuffer(words, dtype=np.uint32), *rest))
+    random.setstate(python)
 
 
 @contextmanager
@@ -26,10 +52,8 @@ def random_state_kept() -> Iterator[None]:
     >>> torch.initial_seed()
     1
     """
-    python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    state = random_state()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(torchs)
+        set_random_state(state)

@@ -2,7 +2,8 @@
 
 Walk of a minibatch: seed the random generators by its position, load it, forward, loss, backward; as backward
 finishes each parameter, a hook copies its gradient into the slices' gradient vectors and checks it while it is
-in cache. The parameters themselves are views of the parameter buffer in use.
+in cache. The parameters themselves are views of the parameter buffer in use. On a device with memory of its own
+they are not: they are copied there at each swap, minibatches at each step, and gradients back.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from squall.data.minibatches import Minibatches
 from squall.data.order import seed_for
 from squall.errors import SquallError, UserCodeError, is_out_of_memory
+from squall.model.device import CPU, seed_device, to_device
 from squall.model.install import install, pieces_of
 from squall.model.layout import Layout
 from squall.model.objective import Objective
-from squall.model.randomness import seed_everything
+from squall.replica.data_worker import DataWorkers
 from squall.replica.downpour import Compute, Computed
+from squall.replica.loading import Loader, LoadsHere
 from squall.rules.apply import copy_gradient_
 from squall.rules.rule import Rule
 
@@ -31,6 +34,8 @@ class Task:
         model: this replica's own copy; its parameters will be views of the replica's buffers.
         local: the rule of steps between fetches; None: none are taken.
         seed: of the run; all randomness of a minibatch follows from (seed, epoch, position).
+        workers: processes that load minibatches ahead, where a replica is a process.
+        device: where the model computes; all but "cpu" (which "cpu:0" is not) have memory of their own.
     """
 
     model: nn.Module
@@ -39,6 +44,8 @@ class Task:
     layout: Layout
     local: Rule | None
     seed: int
+    workers: DataWorkers = DataWorkers()
+    device: torch.device = CPU
 
 
 class ReplicaCompute:
@@ -50,16 +57,31 @@ class ReplicaCompute:
         gradients: per slice, the vector that shards read, shape (S,); written.
         buffers: the two parameter buffers, per slice a vector of shape (S,), which shards write; local steps
             write the one in use.
+        loader: where minibatches come from; None: they are loaded as they are computed.
+
+    Raises:
+        UserCodeError: the model cannot be moved to its device.
+        MemoryError: the device has not enough of it.
     """
 
     def __init__(
-        self, *, name: str, task: Task, gradients: Sequence[Tensor], buffers: Sequence[Sequence[Tensor]]
+        self,
+        *,
+        name: str,
+        task: Task,
+        gradients: Sequence[Tensor],
+        buffers: Sequence[Sequence[Tensor]],
+        loader: Loader | None = None,
     ) -> None:
         self._name = name
         self._task = task
+        self._loader = loader or LoadsHere(task.minibatches, task.seed)
+        self._has_own_memory = task.device != CPU
         self._model = task.model
         self._model.train()
-        self._bound = install(self._model, task.layout, buffers)
+        if self._has_own_memory:
+            self._to_device()
+        self._bound = install(self._model, task.layout, buffers, copied=self._has_own_memory)
         self._pieces = pieces_of(task.layout, gradients)
         self._parameters = task.layout.space.parameters_of(self._model)
         self._present: set[int] = set()  # tensors with a gradient in this block
@@ -91,10 +113,7 @@ class ReplicaCompute:
         except SquallError:
             raise
         except Exception as error:
-            if is_out_of_memory(error):
-                raise MemoryError(str(error)) from error
-            step = f"epoch {wish.epoch}, position {wish.position}"
-            raise UserCodeError.of(error, role=self._name, step=step) from error
+            raise self._told(error, f"epoch {wish.epoch}, position {wish.position}") from error
         if wish.local_step:
             self._move(wish.minibatches)
         if not wish.is_last:
@@ -104,9 +123,23 @@ class ReplicaCompute:
         bad = tensors[min(self._not_finite)].name if self._not_finite else ""
         return Computed(loss=loss, examples=examples, not_finite=bad, absent=absent)
 
+    def _to_device(self) -> None:
+        try:
+            self._model.to(self._task.device)
+        except Exception as error:
+            raise self._told(error, "") from error
+
+    def _told(self, error: Exception, step: str) -> Exception:
+        """What to raise for an exception that came out of the user's code."""
+        if is_out_of_memory(error):
+            return MemoryError(str(error))
+        return UserCodeError.of(error, role=self._name, step=step)
+
     def _step(self, wish: Compute) -> tuple[float, int]:
-        seed_everything(seed_for(self._task.seed, wish.epoch, wish.position))
-        batch, examples = self._task.minibatches.load(wish.epoch, wish.position)
+        batch, examples = self._loader.load(wish.epoch, wish.position)
+        if self._has_own_memory:
+            seed_device(self._task.device, seed_for(self._task.seed, wish.epoch, wish.position))
+            batch = to_device(batch, self._task.device)
         loss = self._task.objective.mean(self._model, batch)
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -116,7 +149,9 @@ class ReplicaCompute:
         """Backward has finished this parameter's gradient: copy it out, or add it to the block's."""
         gradient = parameter.grad
         assert gradient is not None
-        if not copy_gradient_(self._pieces[index], gradient, accumulate=index in self._present):
+        # In one copy from where it is; slice by slice and added there would be many.
+        here = gradient.to(CPU) if self._has_own_memory else gradient
+        if not copy_gradient_(self._pieces[index], here, accumulate=index in self._present):
             self._not_finite.add(index)
         self._present.add(index)
         if not self._keeps_gradients:

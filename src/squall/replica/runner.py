@@ -3,6 +3,7 @@
 import select
 import signal
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from squall.errors import LostError
 from squall.model.buffers import BufferSpace
 from squall.model.exchange import ExchangePlan
 from squall.replica.compute import ReplicaCompute, Task
-from squall.replica.downpour import Compute, downpour
+from squall.replica.data_worker import Duty, Packing
+from squall.replica.downpour import Compute, DownpourLoop, downpour
+from squall.replica.loading import Loader, LoadsAhead, LoadsHere
 from squall.replica.session import (
     FromCoordinator,
     FromShard,
@@ -29,10 +32,12 @@ from squall.replica.session import (
 from squall.wire.connection import Connection
 from squall.wire.control import Ready
 from squall.wire.memory import SharedArena
-from squall.wire.messages import Recall
+from squall.wire.messages import Lease, Recall
 
 
-def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
+def serve(
+    settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int], *, packing: Packing
+) -> None:
     """Train as one worker until the coordinator says to leave.
 
     Args:
@@ -41,18 +46,51 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         launcher: the connection to it.
         fds: the connection to the coordinator, the memory for the model's buffers, then for each of "shards" its
             connection and the memory shared with it.
+        packing: how minibatches come from data workers.
     """
+    # Before torch is told of threads: what is forked after it has used some may hang.
+    loader = _loader(settings["name"], load["task"], packing, [launcher.fileno(), *fds])
     torch.set_num_threads(settings["threads"])
-    ReplicaRunner(settings, load, launcher, fds).run()
+    try:
+        ReplicaRunner(settings, load, launcher, fds, loader).run()
+    finally:
+        loader.close()
+
+
+def _loader(name: str, task: Task, packing: Packing, fds: list[int]) -> Loader:
+    if not task.workers.num:
+        return LoadsHere(task.minibatches, task.seed)
+    duty = Duty(
+        role=name, minibatches=task.minibatches, seed=task.seed, workers=task.workers, packing=packing
+    )
+    return LoadsAhead(duty, inherited=fds)
+
+
+def looking_ahead(loop: DownpourLoop, num_workers: int) -> DownpourLoop:
+    """The loop with so many leases in hand that every data worker has a minibatch to load meanwhile.
+
+    One more than the workers fill: a replica hears of a lease only when it has computed the next minibatch.
+
+    >>> loop = DownpourLoop(n_fetch=5, n_push=5, has_local_steps=False)
+    >>> looking_ahead(loop, 0).ahead, looking_ahead(loop, 2).ahead, looking_ahead(loop, 6).ahead
+    (1, 2, 3)
+    """
+    return replace(loop, ahead=loop.ahead + -(-num_workers // loop.n_push))
 
 
 class ReplicaRunner:
     """Carries out what one `ReplicaSession` decides."""
 
     def __init__(
-        self, settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]
+        self,
+        settings: dict[str, Any],
+        load: dict[str, Any],
+        launcher: Connection,
+        fds: list[int],
+        loader: Loader,
     ) -> None:
         self.name: str = settings["name"]
+        self._loader = loader
         task: Task = load["task"]
         layout = task.layout
         self._launcher = launcher
@@ -80,9 +118,10 @@ class ReplicaRunner:
             task=task,
             gradients=[gradients[number] for number in numbers],
             buffers=[[buffer[number] for number in numbers] for buffer in buffers],
+            loader=loader,
         )
         self._session = ReplicaSession(
-            loop=downpour(load["loop"]),
+            loop=downpour(looking_ahead(load["loop"], task.workers.num)),
             shards=[
                 ShardSlices(shard=shard, slices=tuple(spec.slice for spec in layout.slices_of(shard)))
                 for shard in self._shards
@@ -118,9 +157,10 @@ class ReplicaRunner:
             received = connection.receive()
             if received is None:
                 raise LostError(reason=f"{self.name} lost its connection to {connection.name}")
-            event = FromCoordinator if shard is None else FromShard
-            arguments = {} if shard is None else {"shard": shard}
-            self._events.append(event(message=received[0], **arguments))
+            if shard is None:
+                self._hear(received[0])
+            else:
+                self._events.append(FromShard(shard=shard, message=received[0]))
 
     def _carry_out(self, effect: SessionEffect) -> None:
         match effect:
@@ -141,4 +181,10 @@ class ReplicaRunner:
     def _hear_coordinator(self) -> None:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""
         while (received := self._coordinator.try_receive()) is not None:
-            self._events.append(FromCoordinator(message=received[0]))
+            self._hear(received[0])
+
+    def _hear(self, message: Any) -> None:
+        """A message of the coordinator: for the session, and a lease for whoever loads ahead, too."""
+        if isinstance(message, Lease):
+            self._loader.expect(message.block)
+        self._events.append(FromCoordinator(message=message))

@@ -38,8 +38,9 @@ class Job:
 
     Args:
         model: an `nn.Module`, which is not changed, or a function that returns one.
-        train: a `squall.data.Source`, a map-style Dataset, a DataLoader (its dataset, batch size, collate
-            function and workers are taken), or any pytree of tensors or arrays with a common first dimension.
+        train: a `squall.data.Source`, a map-style Dataset, a DataLoader (its dataset, batch size, drop_last,
+            collate_fn, num_workers and worker_init_fn are taken), or any pytree of tensors or arrays with a
+            common first dimension.
         loss: a name ("cross_entropy", "mse", "l1", "bce_with_logits", "nll"), a loss module, or
             ``loss(output, target)`` returning the mean over the minibatch.
         step: instead of `loss`: ``step(model, batch)`` returning the mean, or (sum, weight), for any batch.
@@ -51,6 +52,10 @@ class Job:
         epochs, steps, time_s: the run ends at whichever comes first; none given: one epoch. `steps` counts
             minibatches over all replicas.
         shuffle: draw a new order each epoch.
+        data_workers: processes of each replica that load minibatches ahead, under `squall.Local`; 0: as many as
+            the DataLoader given as `train` has. Results do not depend on it.
+        device: where replicas compute: "cpu", "cuda", "cuda:1" or "mps". Parameters, updates and evaluation stay
+            in ordinary memory, so each swap and each gradient is a copy. Nobody has run this on a GPU yet.
         evaluate_every: epochs between evaluations, a float.
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
@@ -119,7 +124,8 @@ class Job:
         for name in ("epochs", "steps", "threads", "patience"):
             if getattr(self, name) is not None:
                 expect_whole(f"Job({name}=)", getattr(self, name), 1)
-        expect_whole("Job(seed=)", self.seed, 0)
+        for name in ("seed", "data_workers"):
+            expect_whole(f"Job({name}=)", getattr(self, name), 0)
         for name in ("time_s", "evaluate_every"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or not value > 0):
@@ -159,10 +165,8 @@ class Job:
     def _check_not_built(self) -> None:
         defaults: dict[str, Any] = {
             "partitions": 1,
-            "data_workers": 0,
             "clip_norm": None,
             "precision": None,
-            "device": "cpu",
             "checkpoint_every": None,
             "durability": "none",
         }

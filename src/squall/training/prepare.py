@@ -15,12 +15,14 @@ from squall.data.minibatches import Minibatches
 from squall.data.source import Loading, as_source
 from squall.errors import ConfigError, ModelError, SquallError, UserCodeError
 from squall.model.buffers import BufferSpace, set_buffers
+from squall.model.device import CPU, device_of
 from squall.model.install import split
 from squall.model.layout import Layout
 from squall.model.objective import Objective, accuracy, pair
 from squall.model.parameters import ParameterSpace
 from squall.model.randomness import random_state_kept, seed_everything
 from squall.replica.compute import Task
+from squall.replica.data_worker import DataWorkers
 from squall.replica.downpour import DownpourLoop
 from squall.rules.apply import SliceState
 from squall.rules.rule import Rule
@@ -43,6 +45,8 @@ class Prepared:
         settled: blocks that a resumed run has already.
         identity: what decides which examples a position means.
         threads: of torch in each replica.
+        workers: processes that load minibatches for each replica.
+        device: where replicas compute.
         starts: how often this run has been started before.
         time_s: that the run had taken before [seconds].
     """
@@ -62,6 +66,8 @@ class Prepared:
     settled: BlockSet
     identity: Mapping[str, Any]
     threads: int
+    workers: DataWorkers
+    device: torch.device
     starts: int
     time_s: float
 
@@ -81,6 +87,8 @@ class Prepared:
             layout=self.layout,
             local=self.local,
             seed=self.job.seed,
+            workers=self.workers,
+            device=self.device,
         )
 
     def replicate(self) -> nn.Module:
@@ -94,12 +102,13 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
     Raises:
         ConfigError, DataError, ModelError: before anything is trained.
     """
+    device = device_of(job.device)
     loading = as_source(job.train, job.batch_size)
-    if loading.num_workers:
-        loading = Loading(source=loading.source, batch_size=loading.batch_size, drop_last=loading.drop_last)
+    workers = _workers(job, loading)
     minibatches = _minibatches(job, loading, shuffle=job.shuffle)
     objective = Objective(loss=None if job.step is not None else job.loss, step=job.step)
-    _check_batch(objective, minibatches)
+    if not (workers.num and workers.init):  # else what it needs may be there in workers only
+        _check_batch(objective, minibatches)
 
     model = build(job)
     if checkpoint is not None:
@@ -136,6 +145,8 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         settled=BlockSet() if checkpoint is None else checkpoint.settled,
         identity=identity,
         threads=job.threads or max(1, (os.cpu_count() or 1) // job.replicas),
+        workers=workers,
+        device=device,
         starts=0 if checkpoint is None else checkpoint.starts + 1,
         time_s=0.0 if checkpoint is None else checkpoint.time_s,
     )
@@ -144,7 +155,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
 def build(job: Job) -> nn.Module:
     """The job's model: a copy of the one given, or what the function returns under the job's seed."""
     if isinstance(job.model, nn.Module):
-        return replicate(job, job.model)
+        return _on_cpu(replicate(job, job.model))
     return build_like(job.model, job.seed, {})
 
 
@@ -164,11 +175,18 @@ def build_like(function: Callable[[], nn.Module], seed: int, fixed: Mapping[str,
             expected="a torch.nn.Module to be returned",
             got=f"a {type(model).__name__}",
         )
+    model = _on_cpu(model)
     with torch.no_grad():
         own = not_trained(model)
         for name, value in fixed.items():
             own[name].copy_(value)
     return model
+
+
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """The model in ordinary memory, wherever its user had put it: replicas move their own copies."""
+    away = any(parameter.device.type in ("cuda", "mps") for parameter in model.parameters())
+    return model.to(CPU) if away else model
 
 
 def not_trained(model: nn.Module) -> dict[str, Tensor]:
@@ -198,6 +216,15 @@ def replicate(job: Job, model: nn.Module) -> nn.Module:
 def _minibatches(job: Job, loading: Loading, *, shuffle: bool) -> Minibatches:
     return Minibatches(
         loading.source, loading.batch_size, seed=job.seed, shuffle=shuffle, drop_last=loading.drop_last
+    )
+
+
+def _workers(job: Job, loading: Loading) -> DataWorkers:
+    """The job's own number of them, or the DataLoader's."""
+    return DataWorkers(
+        num=job.data_workers or loading.num_workers,
+        init=loading.worker_init,
+        dataset=getattr(loading.source, "dataset", None),
     )
 
 
