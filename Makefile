@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One thread a process: tests run side by side, and start processes of their own.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-PYTHON_FILES := src tests examples benchmarks docs
+PYTHON_FILES := src tests examples benchmarks docs/make_protocol.py
 
 .PHONY: demo test check nightly bench docs clean
 

@@ -53,7 +53,7 @@ def test_every_row_of_the_table_of_the_paper_names_code() -> None:
 
 def test_the_contract_names_every_argument_and_its_default() -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", CONTRACT, re.DOTALL | re.MULTILINE)
-    told = dict(re.findall(r"(\w+)=([\w.\"{}]+)", code.split("run = squall.fit")[0]))
+    told = dict(re.findall(r"(\w+)=([\w.\"{}]+|\(\))", code.split("run = squall.fit")[0]))
     refused = CONTRACT.split("## Not built yet")[1].split("## ")[0]
     for kind in (squall.Job, squall.Downpour):
         for field in dataclasses.fields(kind):

@@ -25,7 +25,6 @@ _CLUSTER_MAY = _TRAINING_MAY | {"training"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "slices": {"errors"},
-    "schedules": {"errors"},
     "blocks": {"errors", "slices"},
     "machines": {"errors"},
     "schedules": {"errors"},

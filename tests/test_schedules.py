@@ -1,9 +1,8 @@
 """Schedules, against torch.optim.lr_scheduler stepped once per minibatch.
 
 Planted faults, each seen to fail a test here: the change one minibatch early and late; gamma added up; half of the
-cosine's period; a cosine that rises again; a line that goes on; a warm-up that begins at zero; one that is whole a
-minibatch late; a schedule inside that waits for the warm-up's end; the settings told in another order; `True` taken
-as a count; an overflow raised.
+cosine's period; a cosine that rises again; a line that goes on; a warm-up that begins at zero; a schedule inside
+that waits for the warm-up's end; the settings told in another order; `True` taken as a count; an overflow raised.
 """
 
 import math

@@ -275,3 +275,26 @@ def test_a_flat_vector_of_the_wrong_length_is_not_split() -> None:
 
     with pytest.raises(LocalProtocolError, match="flat vector of float32"):
         split(layout, {"float32": torch.zeros(3), "float64": torch.zeros(15, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_model_that_is_copied_to_shares_no_memory_with_any_buffer(num_shards: int) -> None:
+    torch.manual_seed(0)
+    model = Mixed()
+    layout = Layout.balanced(ParameterSpace.of(model), num_shards=num_shards)
+    buffers = [fresh_vectors(layout, seed) for seed in (1, 2)]
+    before = [vector.clone() for buffer in buffers for vector in buffer]
+    strides = [parameter.stride() for parameter in model.parameters()]
+
+    bound = install(model, layout, buffers, copied=True)
+    for buffer in (0, 1, 0):
+        bound.swap_to(buffer)
+        assert holds(layout, model, buffers[buffer])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+
+    vectors = [vector for buffer in buffers for vector in buffer]
+    assert all(torch.equal(vector, was) for vector, was in zip(vectors, before, strict=True))
+    assert [parameter.stride() for parameter in model.parameters()] == strides
+    assert bound.num_copied == sum(spec.size for spec in layout.slices)

@@ -1,9 +1,9 @@
 """Adam and AdamW, against torch.optim in a plain loop.
 
 Planted faults, each seen to fail a test here: bias correction left out, of either average; both averages with one
-beta; eps inside the root; eps before the correction; the maximum taken after the step; the maximum of the last two
-only; AdamW's decay in the gradient and Adam's off the parameter; AdamW's decay without the rate; the step counted
-from 0; the guard that ignores what the private op computed.
+beta; eps inside the root; eps before the correction; the maximum taken after the step; the maximum forgotten;
+AdamW's decay in the gradient and Adam's off the parameter; AdamW's decay without the rate; the step counted from
+0; the guard that ignores what the private op computed.
 """
 
 import inspect

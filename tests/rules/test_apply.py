@@ -4,7 +4,9 @@ Planted faults, each seen to fail a test here: absent tensors updated with zeros
 one step for the whole slice; absent values not written through; nothing written past the first chunk; runs of
 different steps joined; runs not cut at chunks; the rate taken after counting the minibatches; minibatches counted as
 one; the sum trusted when it overflows; the last bad tensor named instead of the first; bad places counted from the
-chunk's begin; `accumulate` ignored; a split gradient copied from its begin to every piece.
+chunk's begin; `accumulate` ignored; a split gradient copied from its begin to every piece. With
+rules by name: runs of different rules joined; the first rule or the first rate for all; slots of one tensor started
+for all, or not at all; a shared slot started anew by each rule; rules found by segment instead of by tensor.
 """
 
 import math

@@ -38,6 +38,11 @@ def test_a_norm_that_is_not_finite_leaves_a_gradient_that_is_not(norm: float) ->
     assert math.isnan(parameter.grad.item())
 
 
+def test_a_norm_that_is_no_number_gives_a_factor_that_is_none() -> None:
+    assert math.isnan(clip_factor(math.nan, 1.0))
+    assert clip_factor(math.inf, 1.0) == 0
+
+
 def test_a_gradient_that_is_short_enough_is_left_as_it_is() -> None:
     assert clip_factor(1.0, 2.0) == 1
     assert clip_factor(0.0, 1.0) == 1

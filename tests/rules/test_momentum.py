@@ -1,8 +1,9 @@
 """Momentum, against torch.optim.SGD with momentum in a plain loop.
 
 Planted faults, each seen to fail a test here: the sum started at zero times momentum; the first gradient dampened
-too; dampening left out; nesterov without the gradient itself; decay left out of the sum; the sum updated after the
-step; a slot without momentum; the gradient changed in place; the guard that ignores what the private op computed.
+too; dampening left out, of the formula and of the op's call; nesterov without the gradient itself; decay left out of
+the sum; the second update taken for the first; a slot without momentum; the gradient changed in place; the guard that
+ignores what the private op computed.
 """
 
 import inspect

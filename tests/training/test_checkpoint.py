@@ -1,7 +1,7 @@
 """Slices on disk and cut anew: what a resumed run goes on with, for every rule and for rules by name.
 
-Planted faults, each seen to fail a test here: the slots of the first slice taken for all; a slot that a slice lacks
-left out; a missing slot filled with ones; steps counted anew; the minibatches of a schedule counted anew.
+Planted faults, each seen to fail a test here: the slots of the first slice taken for all; a slot that a slice
+lacks left out; steps counted anew; the minibatches of a schedule counted anew.
 """
 
 from pathlib import Path

@@ -28,16 +28,18 @@ def random_state() -> tuple[Any, ...]:
     >>> random.random() == first
     True
     """
-    name, words, *rest = np.random.get_state()  # type: ignore[misc]
-    torchs = torch.default_generator.get_state().numpy().tobytes()
-    return torchs, (name, words.tobytes(), *rest), random.getstate()  # type: ignore[union-attr]
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    inner = numpy["state"]
+    words = (inner["key"].tobytes(), inner["pos"], numpy["has_gauss"], numpy["gauss"])
+    return torch.default_generator.get_state().numpy().tobytes(), words, random.getstate()
 
 
 def set_random_state(state: tuple[Any, ...]) -> None:
     """Put all three where `random_state` found them."""
-    torchs, (name, words, *rest), python = state
+    torchs, (words, *rest), python = state
     torch.default_generator.set_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
-    np.random.set_state((name, np.frombuffer(words, dtype=np.uint32), *rest))
+    np.random.set_state(("MT19937", np.frombuffer(words, dtype=np.uint32), *rest))
     random.setstate(python)
 
 

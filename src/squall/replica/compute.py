@@ -7,7 +7,7 @@ they are not: they are copied there at each swap, minibatches at each step, and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Task:
     layout: Layout
     local: Rule | None
     seed: int
-    workers: DataWorkers = DataWorkers()
+    workers: DataWorkers = field(default_factory=DataWorkers)
     device: torch.device = CPU
 
 

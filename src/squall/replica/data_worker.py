@@ -312,26 +312,26 @@ def _alone(leaf: Any) -> Any:
 
 def _answer(channel: Channel, duty: Duty, found: Loaded | BaseException, step: str) -> None:
     try:
-        if isinstance(found, MemoryError):
-            raise found
-        kind = _BATCH if isinstance(found, Loaded) else _RAISED
-        header, fd = _packed(duty, found, step)
+        answer, fd = _packed(duty, found, step)
     except MemoryError as error:
         channel.send(_NO_MEMORY + str(error).encode())
         return
     try:
-        channel.send(kind + header, [fd])
+        channel.send(answer, [fd])
     finally:
         os.close(fd)
 
 
 def _packed(duty: Duty, found: Loaded | BaseException, step: str) -> tuple[bytes, int]:
+    if isinstance(found, MemoryError):
+        raise found
     try:
-        return duty.packing.pack(found)
+        header, fd = duty.packing.pack(found)
     except ConfigError as error:
         if error.subject == "shared memory":
             raise MemoryError(str(error)) from None
-        return duty.packing.pack(_cannot_be_sent(error, step))
+        return _packed(duty, _cannot_be_sent(error, step), step)
+    return (_BATCH if isinstance(found, Loaded) else _RAISED) + header, fd
 
 
 def _cannot_be_sent(error: ConfigError, step: str) -> DataError:

@@ -86,7 +86,7 @@ class LoadsAhead:
         """
         key = epoch, position
         worker = self._forget_up_to(key)
-        if worker is None:
+        if worker is None or key not in worker.orders:
             worker = self._least_busy()
             worker.order(key)
         loaded = worker.take(key)
@@ -115,7 +115,8 @@ class LoadsAhead:
 
     def _hand_out(self) -> None:
         for key, worker in self._expected.items():
-            if worker is None:
+            # An unexpected one may have jumped the queue, and what lay before it there is to be loaded anew.
+            if worker is None or key not in worker.orders:
                 free = self._least_busy()
                 if self._busy(free) >= self.IN_HAND:
                     return

@@ -18,6 +18,7 @@ from squall.model.exchange import ExchangePlan
 from squall.model.layout import Layout
 from squall.observe.ledger import LedgerWriter
 from squall.rules.apply import SliceState
+from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
 from squall.shard.machine import (
     Answer,
@@ -74,7 +75,7 @@ class ShardServer:
         self._began: float = settings["began"]
         self._directory = Path(settings["directory"])
         self._layout: Layout = load["layout"]
-        rule: Rule = load["rule"]
+        rule: Rule | RulePerTensor = load["rule"]
         books: tuple[SliceBook, ...] = load["books"]
         # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
         states = [_own(state) for state in load["states"]]

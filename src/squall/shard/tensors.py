@@ -12,6 +12,7 @@ from typing import BinaryIO
 from torch import Tensor
 
 from squall.rules.apply import SliceState, apply_
+from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
 from squall.shard.machine import Applied, Apply, NotFinite, Worker, WriteOut
 
@@ -39,7 +40,11 @@ class ShardTensors:
     """
 
     def __init__(
-        self, *, states: Sequence[SliceState], rule: Rule, recorder: "PushRecorder | None" = None
+        self,
+        *,
+        states: Sequence[SliceState],
+        rule: Rule | RulePerTensor,
+        recorder: "PushRecorder | None" = None,
     ) -> None:
         self.states = {state.spec.slice: state for state in states}
         self._rule = rule

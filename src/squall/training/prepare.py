@@ -25,6 +25,7 @@ from squall.replica.compute import Task
 from squall.replica.data_worker import DataWorkers
 from squall.replica.downpour import DownpourLoop
 from squall.rules.apply import SliceState
+from squall.rules.patterns import RulePerTensor, rule_per_tensor, state_form
 from squall.rules.rule import Rule
 from squall.shard.machine import SliceBook
 from squall.training.checkpoint import Checkpoint, relaid
@@ -59,7 +60,7 @@ class Prepared:
     minibatches: Minibatches
     evaluation: Evaluation | None
     plan: WorkPlan
-    rule: Rule
+    rule: Rule | RulePerTensor
     local: Rule | None
     states: tuple[SliceState, ...]
     books: tuple[SliceBook, ...]
@@ -115,6 +116,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         set_buffers(model, dict(checkpoint.buffers))
     space = ParameterSpace.of(model)
     layout = Layout.balanced(space, job.shards)
+    rule = rule_per_tensor(job.strategy.rule, space)
     identity = {
         "num_examples": loading.source.num_examples,
         "batch_size": loading.batch_size,
@@ -122,10 +124,10 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         "shuffle": job.shuffle,
         "seed": job.seed,
         "schema": space.schema_hash,
-        "rule": type(job.strategy.rule).__name__,
+        "rule": state_form(job.strategy.rule),
     }
     if checkpoint is None:
-        states, books = _new_slices(layout, model, job.strategy.rule)
+        states, books = _new_slices(layout, model, rule)
     else:
         _check_identity(checkpoint.identity, identity)
         states, books = relaid(checkpoint, layout)
@@ -138,7 +140,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         minibatches=minibatches,
         evaluation=_evaluation(job, loading, objective, layout),
         plan=_plan(job, minibatches),
-        rule=job.strategy.rule,
+        rule=rule,
         local=job.strategy.local_rule,
         states=tuple(states),
         books=tuple(books),
@@ -266,7 +268,9 @@ def _plan(job: Job, minibatches: Minibatches) -> WorkPlan:
     )
 
 
-def _new_slices(layout: Layout, model: nn.Module, rule: Rule) -> tuple[list[SliceState], list[SliceBook]]:
+def _new_slices(
+    layout: Layout, model: nn.Module, rule: Rule | RulePerTensor
+) -> tuple[list[SliceState], list[SliceBook]]:
     flat: dict[str, Tensor] = {dtype: layout.space.flat(model, dtype) for dtype in layout.space.dtypes}
     vectors = split(layout, flat)
     states = [SliceState.create(spec, vectors[spec.slice], rule) for spec in layout.slices]

@@ -1,0 +1,135 @@
+"""A replica's tensors on a device with memory of its own, in ordinary memory under the name "cpu:0".
+
+Faults planted by hand, each seen to fail a test: parameters of the device are views all the same · a swap copies
+nothing · a gradient is not added to the block's · the batch is not moved · the device is not seeded, or not by
+position · a local step goes into the shards' buffer.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from squall.data import Minibatches, TensorSource, seed_for
+from squall.errors import UserCodeError
+from squall.model.layout import Layout
+from squall.model.objective import Objective
+from squall.model.parameters import ParameterSpace
+from squall.replica import compute as module
+from squall.replica.compute import ReplicaCompute, Task
+from squall.replica.downpour import Compute
+from squall.rules.sgd import Sgd
+
+APART = torch.device("cpu:0")
+
+
+class Net(nn.Module):
+    """Parameters in C order and in another, one of them split over slices, and a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.drop, self.two = nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)
+        self.turned = nn.Parameter(torch.randn(8, 6).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.one(x) + x @ self.turned)
+        return self.two(self.drop(hidden))  # type: ignore[no-any-return]
+
+
+class Replica:
+    """A `ReplicaCompute` with its vectors, the second buffer filled with other values."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.model = Net()
+        generator = torch.Generator().manual_seed(1)
+        data = torch.randn(32, 6, generator=generator), torch.randint(0, 3, (32,), generator=generator)
+        layout = Layout.balanced(ParameterSpace.of(self.model), num_shards=3)
+
+        def fresh(scale: float) -> list[Tensor]:
+            return [torch.randn(spec.size, generator=generator) * scale for spec in layout.slices]
+
+        self.gradients, self.buffers = fresh(0.0), (fresh(0.3), fresh(0.6))
+        self.before = [vector.clone() for buffer in self.buffers for vector in buffer]
+        task = Task(
+            model=self.model,
+            objective=Objective(loss="cross_entropy", step=None),
+            minibatches=Minibatches(TensorSource(data), 4, seed=0),
+            layout=layout,
+            local=Sgd(learning_rate=0.5),
+            seed=3,
+            device=device,
+        )
+        self.compute = ReplicaCompute(
+            name="replica0.0", task=task, gradients=self.gradients, buffers=self.buffers
+        )
+
+    def block(self, *positions: int) -> list[Any]:
+        return [
+            self.compute.compute(
+                Compute(
+                    epoch=0,
+                    position=position,
+                    is_first=position == positions[0],
+                    is_last=position == positions[-1],
+                    local_step=True,
+                    minibatches=0,
+                )
+            )
+            for position in positions
+        ]
+
+
+def test_losses_and_gradients_are_those_of_a_model_in_the_slices_themselves() -> None:
+    apart, inside = Replica(APART), Replica(torch.device("cpu"))
+
+    for swap, positions in ((1, (0, 1, 2)), (0, (3, 4))):
+        for replica in (apart, inside):
+            replica.compute.swap(swap)
+        assert apart.block(*positions) == inside.block(*positions)
+
+        for mine, theirs in zip(apart.gradients, inside.gradients, strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.any()
+
+
+def test_a_model_apart_writes_to_no_buffer_and_shares_no_memory_with_one() -> None:
+    apart = Replica(APART)
+    apart.block(0, 1)  # with local steps
+
+    vectors = [vector for buffer in apart.buffers for vector in buffer]
+    assert all(torch.equal(vector, was) for vector, was in zip(vectors, apart.before, strict=True))
+    memory = {vector.untyped_storage().data_ptr() for vector in vectors}
+    assert not memory & {parameter.untyped_storage().data_ptr() for parameter in apart.model.parameters()}
+
+
+def test_batches_are_moved_and_the_devices_generator_is_seeded_by_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(module, "seed_device", lambda device, seed: seen.append((device, seed)))
+    monkeypatch.setattr(module, "to_device", lambda batch, device: (seen.append(device), batch)[1])  # type: ignore[func-returns-value]
+
+    Replica(APART).block(5)
+    Replica(torch.device("cpu")).block(5)
+
+    assert seen == [(APART, seed_for(3, 0, 5)), APART]
+
+
+def test_a_model_that_cannot_be_moved_is_told_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: nn.Module, device: torch.device) -> None:
+        raise TypeError("no float64 on this device")
+
+    monkeypatch.setattr(Net, "to", refuse)
+    with pytest.raises(UserCodeError, match=r"replica0\.0: TypeError: no float64 on this device"):
+        Replica(APART)
+
+
+def test_a_device_without_room_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: nn.Module, device: torch.device) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    monkeypatch.setattr(Net, "to", refuse)
+    with pytest.raises(MemoryError, match="out of memory"):
+        Replica(APART)
