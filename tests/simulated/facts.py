@@ -109,7 +109,10 @@ def _wrong_rows(result: Result) -> Iterator[str]:
             yield f"a staleness of slice {number} is not version before less based_on"
         if any(row.minibatches != row.block.num_minibatches for row in rows):
             yield f"a row of slice {number} counts other minibatches than its block has"
-        if schedule.n_fetch in (1, schedule.n_push):
+        bound = schedule.max_staleness
+        if bound is not None and any(row.staleness > bound for row in applied):
+            yield f"a push to slice {number} is staler than {bound}"
+        if schedule.n_fetch in (1, schedule.n_push) and not schedule.overlaps:
             yield from _reads_not_own_writes(number, applied)
 
 

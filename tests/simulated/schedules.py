@@ -37,6 +37,8 @@ class Schedule:
     """By shard, the slices that it holds; those without any come last."""
     minibatches_per_epoch: int = 7
     n_fetch: int = 1
+    overlaps: bool = False
+    max_staleness: int | None = None
     n_push: int = 1
     epochs: int | None = 2
     steps: int | None = None
@@ -159,7 +161,9 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
         n_fetch=schedule.n_fetch,
         n_push=schedule.n_push,
         has_local_steps=schedule.has_local_steps,
-        ahead=schedule.ahead,
+        ahead=schedule.ahead if schedule.max_staleness is None else 0,
+        overlaps=schedule.overlaps,
+        fetches_at_start=schedule.max_staleness is not None,
     )
     judge = Judge(
         rules=_rules(schedule),
@@ -167,6 +171,7 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
         slices=schedule.slices,
         books=books,
         incarnation=schedule.incarnation,
+        knows_all=not schedule.overlaps and schedule.max_staleness is None,
     )
 
     def watch(name: str, machine: Machine, event: Any, effects: tuple[Any, ...]) -> None:
@@ -246,6 +251,7 @@ def _coordinator(schedule: Schedule) -> CoordinatorMachine:
         num_replicas=schedule.num_replicas,
         num_shards=schedule.num_shards,
         settled=BlockSet(schedule.settled),
+        max_staleness=schedule.max_staleness,
         patience=None
         if waiting is None
         else Patience(

@@ -45,18 +45,17 @@ class ModelledArithmetic:
         self._not_finite = not_finite
         self._ruins = ruins
         self._in_use: dict[Worker, int] = {}
-        self._gradient: dict[Worker, list[tuple[int, int]]] = {}  # (epoch, position) summed so far
+        self._gradient: dict[tuple[Worker, int], list[tuple[int, int]]] = {}  # by buffer: what is summed so far
         self._found: dict[Worker, str] = {}
 
     def attach(self, worker: Worker) -> None:
         self._in_use[worker] = 1
-        self._gradient[worker] = []
 
     def compute(self, worker: Worker, wish: Compute) -> Computed:
         if wish.is_first:
-            self._gradient[worker] = []
+            self._gradient[worker, wish.buffer] = []
             self._found[worker] = ""
-        self._gradient[worker].append((wish.epoch, wish.position))
+        self._gradient[worker, wish.buffer].append((wish.epoch, wish.position))
         self._found[worker] = self._found[worker] or self._not_finite(worker, wish)
         if not wish.is_last:
             return Computed(loss=loss_of(wish.epoch, wish.position), examples=examples_of(wish.position))
@@ -73,7 +72,7 @@ class ModelledArithmetic:
     def apply(self, shard: int, effect: Apply) -> Applied | NotFinite:
         block = effect.push.block
         expected = [(block.epoch, position) for position in range(block.first, block.stop)]
-        assert self._gradient[effect.sender] == expected, "the gradient buffer holds another block"
+        assert self._gradient[effect.sender, effect.push.buffer] == expected, "the gradient buffer holds another block"
         if (tensor := self._ruins(shard, effect)) is not None:
             return NotFinite(tensor=tensor)
         for number in effect.slices:

@@ -200,6 +200,33 @@ class Member:
         return f"replica{self.replica}"
 
 
+class StalenessGate:
+    """Says whether a lease may be granted without any push becoming staler than the bound.
+
+    A push is as stale as the updates between its fetch and itself: at most those completed since its lease was
+    granted, and those of all other blocks that are out. A block is out until it is settled, whoever holds it:
+    a lost or silent holder's push may have been applied, or may still be.
+    """
+
+    def __init__(self, bound: int | None) -> None:
+        self._bound = bound
+        self._completed = 0
+        self._out: dict[Block, int] = {}  # what was completed when it was first granted
+
+    def may_start(self, block: Block) -> bool:
+        if self._bound is None or block in self._out:
+            return True  # a second holder of a block adds no update: it is applied once
+        oldest = min(self._out.values(), default=self._completed)
+        return self._completed - oldest + len(self._out) <= self._bound
+
+    def granted(self, block: Block) -> None:
+        self._out.setdefault(block, self._completed)
+
+    def settled(self, block: Block, *, is_applied: bool) -> None:
+        if self._out.pop(block, None) is not None:
+            self._completed += is_applied
+
+
 class Phase(Enum):
     STARTING = "starting"
     """No lease is granted until every replica has fetched, or the start time-out."""
@@ -219,6 +246,7 @@ class CoordinatorMachine(Machine):
         plan: the blocks of this stage.
         num_replicas, num_shards: how many are expected. Only shards that hold a slice count.
         settled: blocks that all slices have already (a resumed run); taken over.
+        max_staleness: grant a lease only while no push can become staler than this [updates]; None: no bound.
     """
 
     TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
@@ -262,6 +290,7 @@ class CoordinatorMachine(Machine):
         num_replicas: int,
         num_shards: int,
         settled: BlockSet,
+        max_staleness: int | None = None,
         patience: Patience | None = None,
     ) -> None:
         super().__init__(Phase.STARTING)
@@ -274,6 +303,7 @@ class CoordinatorMachine(Machine):
         self.why = ""
         self._patience = patience or Patience()
         self._began: float | None = None  # when the first replica joined
+        self._gate = StalenessGate(max_staleness)
         self._lost_early: set[int] = set()  # before the start, which does not wait for them
         self._leaving_since = 0.0
         self._fresh: Iterator[Block] = plan.blocks(settled)
@@ -469,11 +499,12 @@ class CoordinatorMachine(Machine):
         if self._warm_left > 0 and member is not self._warm_member():
             return None
         for block in self._returned:
-            if member.replica not in self._not_finite.get(block, ()) or self._is_alone(member):
+            may_try = member.replica not in self._not_finite.get(block, ()) or self._is_alone(member)
+            if may_try and self._gate.may_start(block):
                 self._returned.remove(block)
                 return block
         fresh = self._next_fresh
-        if fresh is None or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start):
+        if fresh is None or not self._gate.may_start(fresh) or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start):
             return None
         self._next_fresh = next(self._fresh, None)
         self._handed_out += 1
@@ -498,6 +529,7 @@ class CoordinatorMachine(Machine):
         if not member.leases:
             member.heard = now
         member.leases[block] = attempt
+        self._gate.granted(block)
         lease = Lease(request=request, block=block, attempt=attempt, refresh=refresh)
         member.replies[request] = lease
         effects: list[CoordinatorEffect] = [self._send(member, lease)]
@@ -532,6 +564,7 @@ class CoordinatorMachine(Machine):
     def _close(self, member: Member, report: Finished, now: float) -> tuple[CoordinatorEffect, ...]:
         block = report.block
         self.settled.add(block)
+        self._gate.settled(block, is_applied=True)
         if block in self._returned:
             self._returned.remove(block)
         self._refusals_in_a_row = 0
@@ -597,6 +630,7 @@ class CoordinatorMachine(Machine):
         if block in self._settle_mixed:
             why += "; some slices had applied it"
         self.settled.add(block)
+        self._gate.settled(block, is_applied=False)
         self.refused[block] = why
         self._warm_left = max(0, self._warm_left - 1)
         self._refusals_in_a_row += 1

@@ -26,12 +26,17 @@ class DownpourLoop:
         n_push: the usual length of a block [minibatches].
         has_local_steps: move the replica's own parameters between fetches.
         ahead: leases asked for before the last is finished, so that no replica waits for one.
+        overlaps: push and fetch behind the next block's computing, as the paper's three threads do.
+        fetches_at_start: fetch when a block is begun instead of after the last, so that its gradient is as fresh as
+            can be: what a bound on staleness counts from.
     """
 
     n_fetch: int
     n_push: int
     has_local_steps: bool
     ahead: int = 1
+    overlaps: bool = False
+    fetches_at_start: bool = False
 
 
 # Wishes, and what they are answered with ----------------------------------------------------------------
@@ -43,6 +48,7 @@ class Compute:
 
     Attributes:
         is_first, is_last: whether it begins the block's sum, and whether it ends it.
+        buffer: the gradient buffer that the block's sum goes into.
         local_step: after it, move the replica's own parameters along this minibatch's gradient.
         minibatches: what a schedule counts at this minibatch [minibatches].
     """
@@ -51,6 +57,7 @@ class Compute:
     position: int
     is_first: bool
     is_last: bool
+    buffer: int = 0
     local_step: bool
     minibatches: int
 
@@ -64,12 +71,14 @@ class Computed:
         examples: how many examples it had.
         not_finite: first tensor of the block's gradient that is not finite, if any; said with the last.
         absent: tensors that had no gradient in the whole block; said with the last.
+        scale: what the block's gradient is still to be multiplied by; said with the last.
     """
 
     loss: float
     examples: int
     not_finite: str = ""
     absent: tuple[int, ...] = ()
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +90,8 @@ class Gradient:
     examples: int
     not_finite: str
     absent: tuple[int, ...]
+    buffer: int = 0
+    scale: float = 1.0
     based_on: Mapping[int, int]
 
 
@@ -90,6 +101,18 @@ class Exchange:
 
     gradient: Gradient | None
     fetch: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Begin an exchange and go on; answered with 0 at once. One at a time."""
+
+    exchange: Exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collect:
+    """Wait for the exchange that was begun; answered with `Exchanged`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +137,20 @@ class Await:
     ticket: int
 
 
-Wish: TypeAlias = Compute | Exchange | NextBlock | Await
-Loop: TypeAlias = Generator[Wish, "Computed | Exchanged | Lease | Leave | int", None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Ask whether the answer to a `NextBlock` is there; answered with 1 or 0."""
+
+    ticket: int
+
+
+class Recalled(Exception):  # noqa: N818  not an error
+    """Thrown into the loop: begin nothing more; collect what was begun, report it, and end."""
+
+
+Wish: TypeAlias = Compute | Exchange | Begin | Collect | NextBlock | Await | Look
+Answer: TypeAlias = Computed | Exchanged | Lease | Leave | int
+Loop: TypeAlias = Generator[Wish, Answer, None]
 
 
 class _FetchClock:
@@ -152,40 +187,113 @@ class _FetchClock:
 
 def downpour(loop: DownpourLoop) -> Loop:
     """Train with one replica until the coordinator says to leave."""
-    clock = _FetchClock(loop)
-    states = yield from _fetch()
-    steps = 0  # minibatches since the fetch
-    tickets: deque[int] = deque()
-    for _ in range(1 + loop.ahead):
-        tickets.append((yield from _ask(None)))
+    replica = _Replica(loop)
+    try:
+        yield from replica.train()
+    except Recalled:
+        pass
+    yield from replica.finish()
 
-    while isinstance(lease := (yield Await(ticket=tickets.popleft())), Lease):
-        if lease.refresh:
-            states, steps = (yield from _fetch()), 0
-            clock.reset()
+
+@dataclass(slots=True)
+class _Pushed:
+    """A push that has been begun, and what is to be reported of it."""
+
+    gradient: Gradient
+    loss_sum: float
+    fetches: bool
+
+
+class _Replica:
+    """The loop's state: what is fetched, what is under way, and which leases have been asked for."""
+
+    def __init__(self, loop: DownpourLoop) -> None:
+        self._loop = loop
+        self._clock = _FetchClock(loop)
+        self._states: Mapping[int, SliceState] = {}
+        self._steps = 0  # minibatches since the fetch
+        self._tickets: deque[int] = deque()
+        self._under_way: _Pushed | None = None
+        self._buffer = 0
+
+    def train(self) -> Loop:
+        yield from self._fetch()
+        for _ in range(1 + self._loop.ahead):
+            yield from self._ask(None)
+        while isinstance(lease := (yield from self._next_lease()), Lease):
+            if lease.refresh or self._loop.fetches_at_start:
+                yield from self.finish()
+                yield from self._fetch()
+            pushed = yield from self._compute(lease)
+            exchange = Exchange(gradient=pushed.gradient, fetch=pushed.fetches)
+            if self._loop.overlaps:
+                yield from self.finish()
+                yield Begin(exchange=exchange)
+                self._under_way = pushed
+                self._buffer = 1 - self._buffer
+            else:
+                exchanged = yield exchange
+                assert isinstance(exchanged, Exchanged)
+                yield from self._settle(pushed, exchanged)
+
+    def finish(self) -> Loop:
+        """Wait for the push that is under way, if there is one, and report it."""
+        if self._under_way is not None:
+            exchanged = yield Collect()
+            assert isinstance(exchanged, Exchanged)
+            pushed, self._under_way = self._under_way, None
+            yield from self._settle(pushed, exchanged)
+
+    def _settle(self, pushed: _Pushed, exchanged: Exchanged) -> Loop:
+        """Take up what was fetched, and report the block."""
+        if pushed.fetches:
+            self._states, self._steps = exchanged.states, 0
+            self._clock.fetched()
+        gradient = pushed.gradient
+        finished = Finished(
+            block=gradient.block,
+            attempt=gradient.attempt,
+            outcome=_overall(exchanged.outcomes),
+            not_finite=gradient.not_finite,
+            loss_sum=pushed.loss_sum,
+            examples=gradient.examples,
+            staleness=_staleness(gradient.based_on, exchanged),
+        )
+        yield from self._ask(finished)
+
+    def _next_lease(self) -> Generator[Wish, Answer, Answer]:
+        if not self._tickets:
+            yield from self.finish()  # which asks for another
+        ticket = self._tickets.popleft()
+        if self._under_way is not None and not (yield Look(ticket=ticket)):
+            yield from self.finish()  # there may be no other work until this block is reported
+        return (yield Await(ticket=ticket))
+
+    def _compute(self, lease: Lease) -> Generator[Wish, Answer, _Pushed]:
+        """Compute the block of a lease: Algorithm 1.1 between two pushes."""
         block = lease.block
-        based_on = {number: state.version for number, state in states.items()}
+        based_on = {number: state.version for number, state in self._states.items()}
         loss_sum, examples = 0.0, 0
-
         for position in range(block.first, block.stop):
-            if clock.is_due_within_block():
-                states, steps = (yield from _fetch()), 0
-                clock.fetched()
+            if self._clock.is_due_within_block():
+                yield from self.finish()
+                yield from self._fetch(resets=False)
+                self._clock.fetched()
             is_last = position == block.stop - 1
-            fetch_follows = clock.count_minibatch(ends_block=is_last)
+            fetch_follows = self._clock.count_minibatch(ends_block=is_last)
             computed = yield Compute(
                 epoch=block.epoch,
                 position=position,
                 is_first=position == block.first,
                 is_last=is_last,
-                local_step=loop.has_local_steps and not fetch_follows,
-                minibatches=_minibatches(states) + steps,
+                buffer=self._buffer,
+                local_step=self._loop.has_local_steps and not fetch_follows,
+                minibatches=_minibatches(self._states) + self._steps,
             )
             assert isinstance(computed, Computed)
-            steps += 1
+            self._steps += 1
             loss_sum += computed.loss
             examples += computed.examples
-
         assert isinstance(computed, Computed)
         gradient = Gradient(
             block=block,
@@ -193,39 +301,25 @@ def downpour(loop: DownpourLoop) -> Loop:
             examples=examples,
             not_finite=computed.not_finite,
             absent=computed.absent,
+            buffer=self._buffer,
+            scale=computed.scale,
             based_on=based_on,
         )
         # After a gradient that was not finite, the replica's own local steps are not to be trusted either.
-        must_fetch = fetch_follows or bool(computed.not_finite)
-        exchanged = yield Exchange(gradient=gradient, fetch=must_fetch)
+        fetches = (fetch_follows or bool(computed.not_finite)) and not self._loop.fetches_at_start
+        return _Pushed(gradient, loss_sum, fetches)
+
+    def _fetch(self, *, resets: bool = True) -> Loop:
+        exchanged = yield Exchange(gradient=None, fetch=True)
         assert isinstance(exchanged, Exchanged)
-        if must_fetch:
-            states, steps = exchanged.states, 0
-            clock.fetched()
-        finished = Finished(
-            block=block,
-            attempt=lease.attempt,
-            outcome=_overall(exchanged.outcomes),
-            not_finite=computed.not_finite,
-            loss_sum=loss_sum,
-            examples=examples,
-            staleness=_staleness(based_on, exchanged),
-        )
-        tickets.append((yield from _ask(finished)))
+        self._states, self._steps = exchanged.states, 0
+        if resets:
+            self._clock.reset()
 
-
-def _fetch() -> Generator[Wish, "Computed | Exchanged | Lease | Leave | int", Mapping[int, SliceState]]:
-    exchanged = yield Exchange(gradient=None, fetch=True)
-    assert isinstance(exchanged, Exchanged)
-    return exchanged.states
-
-
-def _ask(
-    finished: Finished | None,
-) -> Generator[Wish, "Computed | Exchanged | Lease | Leave | int", int]:
-    ticket = yield NextBlock(finished=finished)
-    assert isinstance(ticket, int)
-    return ticket
+    def _ask(self, finished: Finished | None) -> Loop:
+        ticket = yield NextBlock(finished=finished)
+        assert isinstance(ticket, int)
+        self._tickets.append(ticket)
 
 
 def _minibatches(states: Mapping[int, SliceState]) -> int:

@@ -13,12 +13,16 @@ from typing import Any, ClassVar, TypeAlias
 from squall.machines import Machine
 from squall.replica.downpour import (
     Await,
+    Begin,
+    Collect,
     Compute,
     Computed,
     Exchange,
     Exchanged,
+    Look,
     Loop,
     NextBlock,
+    Recalled,
 )
 from squall.wire.messages import (
     Ask,
@@ -113,7 +117,7 @@ class Phase(Enum):
     READY = "ready"
     COMPUTING = "computing"
     EXCHANGING = "exchanging"
-    """Some shard has not answered yet."""
+    """The loop waits for shards that have not answered yet."""
     AWAITING = "awaiting"
     """Nothing to compute: the coordinator has not answered yet."""
     LEFT = "left"
@@ -132,8 +136,8 @@ class ReplicaSession(Machine):
         (Phase.READY, Recall): "_recall_idle",
         (Phase.READY, Tick): "_tick",
         (Phase.COMPUTING, Computed): "_computed",
-        (Phase.COMPUTING, Fetched): "_late",
-        (Phase.COMPUTING, Pushed): "_late",
+        (Phase.COMPUTING, Fetched): "_exchanged",
+        (Phase.COMPUTING, Pushed): "_exchanged",
         (Phase.COMPUTING, Lease): "_answered",
         (Phase.COMPUTING, Leave): "_answered",
         (Phase.COMPUTING, Recall): "_recall",
@@ -144,8 +148,8 @@ class ReplicaSession(Machine):
         (Phase.EXCHANGING, Leave): "_answered",
         (Phase.EXCHANGING, Recall): "_recall",
         (Phase.EXCHANGING, Tick): "_tick",
-        (Phase.AWAITING, Fetched): "_late",
-        (Phase.AWAITING, Pushed): "_late",
+        (Phase.AWAITING, Fetched): "_exchanged",
+        (Phase.AWAITING, Pushed): "_exchanged",
         (Phase.AWAITING, Lease): "_answered",
         (Phase.AWAITING, Leave): "_answered",
         (Phase.AWAITING, Recall): "_recall_idle",
@@ -168,6 +172,7 @@ class ReplicaSession(Machine):
         self._requests = 0
         self._open_exchange: dict[int, Fetch | Push] = {}  # by shard
         self._exchange_fetches = False
+        self._is_begun = False  # an exchange that the loop has not collected yet
         self._states: dict[int, SliceState] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._open_asks: dict[int, Ask] = {}  # by number
@@ -176,7 +181,8 @@ class ReplicaSession(Machine):
         self._recalled: str | None = None
 
     def check_invariants(self) -> None:
-        assert (self.phase is Phase.EXCHANGING) == bool(self._open_exchange)
+        assert self.phase is not Phase.EXCHANGING or self._open_exchange, "it waits for an answer"
+        assert not self._open_exchange or self._is_begun
         assert (self.phase is Phase.AWAITING) == (self._awaited is not None)
         assert not set(self._open_asks) & set(self._answers)
         has_ended = inspect.getgeneratorstate(self._loop) == inspect.GEN_CLOSED
@@ -194,10 +200,10 @@ class ReplicaSession(Machine):
             try:
                 wish = advance()
             except StopIteration:
-                return (*effects, *self._quit("the work is done"))
-            if self._recalled is not None and not isinstance(wish, NextBlock):
-                self._loop.close()
-                return (*effects, *self._quit(self._recalled))
+                return (*effects, *self._quit(self._recalled or "the work is done"))
+            if self._recalled is not None and isinstance(wish, Compute | Exchange | Begin | Await):
+                advance = self._recall_loop
+                continue
             match wish:
                 case NextBlock(finished=finished):
                     ask = Ask(request=self._number(), finished=finished)
@@ -212,10 +218,20 @@ class ReplicaSession(Machine):
                 case Compute():
                     self.phase = Phase.COMPUTING
                     return (*effects, wish)
-                case Exchange() if not self._shards:
-                    answer = Exchanged(states={}, outcomes={})
-                case Exchange():
-                    return (*effects, *self._exchange(wish))
+                case Look(ticket=ticket):
+                    answer = int(ticket in self._answers)
+                case Begin(exchange=exchange):
+                    effects.extend(self._begin(exchange))
+                    answer = 0
+                case Exchange() | Collect():
+                    if isinstance(wish, Exchange):
+                        effects.extend(self._begin(wish))
+                    if self._open_exchange:
+                        self.phase = Phase.EXCHANGING
+                        return tuple(effects)
+                    done, swaps = self._collected()
+                    effects.extend(swaps)
+                    answer = done
             advance = _sender(self._loop, answer)
 
     def _number(self) -> int:
@@ -228,10 +244,13 @@ class ReplicaSession(Machine):
 
     # Exchanges with the shards --------------------------------------------------------------------------
 
-    def _exchange(self, wish: Exchange) -> tuple[SessionEffect, ...]:
-        self.phase = Phase.EXCHANGING
-        self._exchange_fetches = wish.fetch
+    def _begin(self, wish: Exchange) -> tuple[SessionEffect, ...]:
+        assert not self._is_begun, "one exchange at a time"
+        self._is_begun = True
+        self._exchange_fetches = wish.fetch and bool(self._shards)
         self._states, self._outcomes = {}, {}
+        if not self._shards:
+            return ()
         request = self._number()
         into = 1 - self.buffer if wish.fetch else None
         for shard, slices in self._shards.items():
@@ -248,14 +267,19 @@ class ReplicaSession(Machine):
         if isinstance(reply, Pushed):
             slices = self._shards[event.shard]
             self._outcomes.update(zip(slices, reply.outcomes, strict=True))
-        if self._open_exchange:
+        if self._open_exchange or self.phase is not Phase.EXCHANGING:
             return ()
-        effects: tuple[SessionEffect, ...] = ()
-        if self._exchange_fetches:
-            self.buffer = 1 - self.buffer
-            effects = (Swap(buffer=self.buffer),)
+        done, swaps = self._collected()
+        return swaps + self._run(_sender(self._loop, done))
+
+    def _collected(self) -> tuple[Exchanged, tuple[SessionEffect, ...]]:
+        """What all shards answered; the fetched parameters are taken up now, between two minibatches."""
+        self._is_begun = False
         done = Exchanged(states=self._states, outcomes=self._outcomes)
-        return effects + self._run(_sender(self._loop, done))
+        if not self._exchange_fetches:
+            return done, ()
+        self.buffer = 1 - self.buffer
+        return done, (Swap(buffer=self.buffer),)
 
     def _computed(self, event: Computed) -> tuple[SessionEffect, ...]:
         return self._run(_sender(self._loop, event))
@@ -281,8 +305,16 @@ class ReplicaSession(Machine):
 
     def _recall_idle(self, event: FromCoordinator) -> tuple[SessionEffect, ...]:
         assert isinstance(event.message, Recall)
-        self._loop.close()
-        return self._quit(event.message.why)
+        self._recalled = event.message.why
+        self._awaited = None
+        if self.phase is Phase.READY:
+            self._loop.close()
+            return self._quit(self._recalled)
+        return self._run(self._recall_loop)
+
+    def _recall_loop(self) -> Any:
+        """Let the loop collect and report what it has begun; nothing else."""
+        return self._loop.throw(Recalled())
 
     def _tick(self, event: Tick) -> tuple[SessionEffect, ...]:
         exchanges = (ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
@@ -312,5 +344,7 @@ def _request(wish: Exchange, request: int, slices: tuple[int, ...], into: int | 
         based_on=tuple(gradient.based_on[number] for number in slices),
         absent=gradient.absent,
         not_finite=gradient.not_finite,
+        buffer=gradient.buffer,
+        scale=gradient.scale,
         into=into,
     )

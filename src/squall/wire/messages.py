@@ -76,6 +76,8 @@ class Push:
         based_on: per slice of this shard, the oldest version used in the block [updates].
         absent: tensors (by number in the parameter space) for which there was no gradient.
         not_finite: the first tensor whose gradient is not finite; empty if all are finite.
+        buffer: which of my gradient buffers it lies in: always 0, unless pushes overlap with computing.
+        scale: multiply the gradient by this before anything else; below 1 if it is to be clipped.
         into: the parameter buffer to write the slices into right after this push is settled; None: no fetch.
     """
 
@@ -87,6 +89,8 @@ class Push:
     based_on: tuple[int, ...]
     absent: tuple[int, ...]
     not_finite: str
+    buffer: int = 0
+    scale: float = 1.0
     into: int | None
 
 
