@@ -172,9 +172,18 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(tmp_path: Path) -> Non
     x, y = data()
     wrong = (x, 1 - y)  # the better it trains, the worse it tests
     run = fit(
-        network(), (x, y), test=wrong, epochs=50, keep_best="accuracy", patience=3, out=tmp_path / "run", replicas=1
+        network(),
+        (x, y),
+        test=wrong,
+        epochs=50,
+        keep_best="accuracy",
+        patience=3,
+        out=tmp_path / "run",
+        replicas=1,
     )
-    measured = [record["metrics"]["test_accuracy"] for record in run.history if record["event"] == "Evaluated"]
+    measured = [
+        record["metrics"]["test_accuracy"] for record in run.history if record["event"] == "Evaluated"
+    ]
     assert run.metrics["why"] == "no better"
     assert run.metrics["minibatches"] < 50 * 8
     output = run.best()(x)

@@ -282,3 +282,11 @@ def test_a_payload_is_a_descriptor_and_a_few_bytes() -> None:
     assert len(again.header) == 32
     assert sum(t.sum().item() for t in unpack(again)) == 100_000
     again.close()
+
+
+def test_code_that_travels_by_value_keeps_the_name_of_its_file() -> None:
+    function = eval(compile("lambda: 1 / 0", "their_file.py", "eval"), {"__name__": "__main__"})
+    payload = pack(function)
+    received = unpack(payload)
+    payload.close()
+    assert received.__code__.co_filename == "their_file.py"

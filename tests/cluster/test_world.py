@@ -1,7 +1,7 @@
 """Tests of squall.cluster.world: what time, links and faults do, with one lone or a few replicas.
 
 Faults planted, each caught: a paused role acting · a copy of a message lost · the latency of a duplicate taken once ·
-a cut that never ends · a kill at a step one minibatch late · a dead replica's minibatch ending · `linger_s` ignored.
+a cut that never ends · a kill at a step one minibatch late · a kind of role taken for its first · `linger_s` ignored.
 """
 
 from collections import Counter
@@ -131,7 +131,8 @@ def test_a_cut_ends_after_its_time() -> None:
 
 def test_a_replica_killed_at_a_step_dies_before_it_and_comes_back() -> None:
     seen = run(faults="kill:replica0,restart=2@step=2")
-    assert seen.times("replica0", "Computed")[1] < seen.times("coordinator", "Lost")[0]
+    (lost,) = seen.times("coordinator", "Lost")
+    assert sum(time < lost + 1.5 for time in seen.times("replica0", "Computed")) == 2
     assert seen.count("Joined") == 2
     assert seen.count("Computed") == 4, "the third minibatch never ended in the first life"
 

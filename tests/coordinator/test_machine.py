@@ -104,6 +104,11 @@ class Run:
             self.ask(replica)
         return self
 
+    def held(self, replica: int) -> int:
+        """The first position of the block that it holds."""
+        (held,) = self.machine.members[replica].leases
+        return held.first
+
     def tick(self, after_s: float = 0.5) -> tuple[Any, ...]:
         self.now += after_s
         return self.handle(Tick(now=self.now))
@@ -425,16 +430,34 @@ def test_who_keeps_sending_what_others_find_finite_is_quarantined() -> None:
     run.bad(1, 1)
     effects: tuple[Any, ...] = ()
     for _ in range(3):
-        held = next(iter(run.machine.members[0].leases)).first
-        run.done(0, held)
-        redone = next(iter(run.machine.members[0].leases)).first
-        effects = run.done(0, redone)
+        run.done(0, run.held(0))
+        effects = run.done(0, run.held(0))  # what the other could not
         if 1 in run.machine.members:
-            run.bad(1, next(iter(run.machine.members[1].leases)).first)
+            run.bad(1, run.held(1))
 
     assert 1 not in run.machine.members
     assert told(effects, Recall) == [1]
     assert news(effects, events.Left)[0].why.startswith("quarantined: 3 blocks were not finite from it")
+
+
+def test_twenty_good_blocks_in_a_row_forgive_what_was_not_finite() -> None:
+    for good, is_forgiven in ((19, False), (20, True)):
+        run = Run(blocks=60).start()
+        for _ in range(2):
+            _found_finite_by_the_other(run)
+        for _ in range(good):
+            run.done(1, run.held(1))
+        _found_finite_by_the_other(run)
+        assert (1 in run.machine.members) is is_forgiven
+
+
+def _found_finite_by_the_other(run: Run) -> None:
+    """Replica 1 finds its block not finite, and replica 0 does it."""
+    bad = run.held(1)
+    run.bad(1, bad)
+    while run.held(0) != bad:
+        run.done(0, run.held(0))
+    run.done(0, bad)
 
 
 def test_a_shard_that_diverges_ends_the_run() -> None:

@@ -127,7 +127,9 @@ class TensorArithmetic:
         return num_bytes
 
     def _shard_bytes(self, shard: str) -> int:
-        return sum(spec.num_bytes for spec in self._prepared.layout.slices_of(int(shard.removeprefix("shard"))))
+        return sum(
+            spec.num_bytes for spec in self._prepared.layout.slices_of(int(shard.removeprefix("shard")))
+        )
 
     def _bytes_of(self, slices: tuple[int, ...]) -> int:
         return sum(self._prepared.layout.slices[number].num_bytes for number in slices)
@@ -135,5 +137,3 @@ class TensorArithmetic:
 
 def _name(worker: Worker) -> str:
     return f"replica{worker.replica}.{worker.partition}"
-
-

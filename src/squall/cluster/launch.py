@@ -38,6 +38,7 @@ from squall.wire.memory import SharedArena
 
 POLL_S = 0.05
 LEAVE_S = 5.0
+ALONE_S = 1.0
 SAVE_S = 600.0
 
 
@@ -82,6 +83,7 @@ class Launch:
         self._rates = Rates()
         self._buffer_arenas: list[SharedArena] = []
         self._is_stopping = False
+        self._alone_since: float | None = None
 
     def run(self) -> Ending:
         try:
@@ -100,6 +102,7 @@ class Launch:
         """Until the coordinator says that nothing more will be pushed, or the run cannot go on."""
         while self._heard.why is None and not self._heard.is_fatal:
             self._hear()
+            self._fail_if_alone()
             self._stop_if_asked()
             self._evaluate_if_due()
             self._recorder.tick(self._execution.now(), waits=self._heard.waits, links=self._rates.links)
@@ -109,6 +112,16 @@ class Launch:
             return
         self._is_stopping = True
         self._roster.send(self._roster.roles["coordinator"], StopRun(why=why))
+
+    def _fail_if_alone(self) -> None:
+        """With every replica gone, the end is told by the coordinator at once, or nothing more will happen."""
+        if any(not role.is_gone for role in self._roster.of_kind("replica")):
+            return
+        self._alone_since = self._alone_since or time.monotonic()
+        if time.monotonic() - self._alone_since > ALONE_S:
+            logs = self._execution.directory.logs
+            told = f"no replica is left: {', '.join(self._heard.ends)}. Their logs are in {logs}."
+            self._heard.fail(LostError(reason=told))
 
     def _reason_to_stop(self) -> str | None:
         prepared = self._execution.prepared
@@ -234,9 +247,6 @@ class Launch:
                 self._heard.ends.append(f"{role.name} {how}")
                 if ended.returncode != 0:
                     self._recorder.happened(left)
-                if all(other.is_gone for other in self._roster.of_kind("replica")):
-                    told = f"no replica is left: {', '.join(self._heard.ends)}. Their logs are in {logs}."
-                    self._heard.fail(LostError(reason=told))
             case "evaluator":
                 self._recorder.happened(left)
                 self._heard.is_evaluating = True  # and stays so: nobody is left to ask

@@ -45,7 +45,9 @@ class ModelledArithmetic:
         self._not_finite = not_finite
         self._ruins = ruins
         self._in_use: dict[Worker, int] = {}
-        self._gradient: dict[tuple[Worker, int], list[tuple[int, int]]] = {}  # by buffer: what is summed so far
+        self._gradient: dict[
+            tuple[Worker, int], list[tuple[int, int]]
+        ] = {}  # by buffer: what is summed so far
         self._found: dict[Worker, str] = {}
 
     def attach(self, worker: Worker) -> None:
@@ -72,7 +74,9 @@ class ModelledArithmetic:
     def apply(self, shard: int, effect: Apply) -> Applied | NotFinite:
         block = effect.push.block
         expected = [(block.epoch, position) for position in range(block.first, block.stop)]
-        assert self._gradient[effect.sender, effect.push.buffer] == expected, "the gradient buffer holds another block"
+        assert self._gradient[effect.sender, effect.push.buffer] == expected, (
+            "the gradient buffer holds another block"
+        )
         if (tensor := self._ruins(shard, effect)) is not None:
             return NotFinite(tensor=tensor)
         for number in effect.slices:

@@ -24,9 +24,7 @@ class OneThread:
         pace, faults, seed: of the `World`.
     """
 
-    def __init__(
-        self, execution: Execution, *, pace: Pace, faults: Sequence[Fault] = (), seed: int
-    ) -> None:
+    def __init__(self, execution: Execution, *, pace: Pace, faults: Sequence[Fault] = (), seed: int) -> None:
         self._execution = execution
         self._prepared = prepared = execution.prepared
         self._arithmetic = TensorArithmetic(execution)

@@ -140,11 +140,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _typed_storage, (self._once(obj._untyped_storage), obj.dtype)
         if isinstance(obj, torch.UntypedStorage) and _is_on_cpu(obj):
             return _untyped_storage, (pickle.PickleBuffer(_bytes_of(obj)),)
+        if isinstance(obj, types.CodeType):
+            return _code(obj)
         return super().reducer_override(obj)
 
     def _once(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """One object for all wrappers of a storage, so that pickle's own memo keeps views and ties together."""
         return self._storages.setdefault(storage._cdata, storage)
+
+
+def _code(code: types.CodeType) -> Any:
+    """Code with the name of its file, by which errors name the user's own line; cloudpickle leaves it out."""
+    make, arguments = cloudpickle.CloudPickler.dispatch_table[types.CodeType](code)
+    return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in arguments)
 
 
 def _dumps(obj: Any, take: Callable[[memoryview], None]) -> bytes:

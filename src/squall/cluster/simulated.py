@@ -69,5 +69,3 @@ class Simulated:
             run = OneThread(execution, pace=pace, faults=self.faults, seed=self.seed)
             execution.clock.follow(run.virtual_now)
             return run.run()
-
-

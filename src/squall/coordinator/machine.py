@@ -504,7 +504,11 @@ class CoordinatorMachine(Machine):
                 self._returned.remove(block)
                 return block
         fresh = self._next_fresh
-        if fresh is None or not self._gate.may_start(fresh) or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start):
+        if (
+            fresh is None
+            or not self._gate.may_start(fresh)
+            or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start)
+        ):
             return None
         self._next_fresh = next(self._fresh, None)
         self._handed_out += 1

@@ -33,6 +33,8 @@ class TensorBoard:
     def log(self, event: Event) -> None:
         if self._writer is None:
             self._writer = self._open()
+        if not isinstance(event, Progress | Evaluated):
+            return
         for name, value in figures_of(event).items():
             self._writer.add_scalar(name, value, event.minibatches)
 
@@ -51,7 +53,7 @@ class TensorBoard:
                 got=str(error),
                 remedy="Install it: pip install 'squall[tensorboard]'.",
             ) from error
-        return SummaryWriter(str(self.directory))  # type: ignore[no-untyped-call]
+        return SummaryWriter(str(self.directory))
 
 
 def figures_of(event: Event) -> dict[str, float]:

@@ -338,7 +338,9 @@ class ShardMachine(Machine):
             if not 0 <= based_on <= book.version:
                 raise self._wrong(event, f"slice {book.slice} is at version {book.version}, not {based_on}")
         if message.buffer not in (0, 1) or not 0.0 <= message.scale <= 1.0:
-            raise self._wrong(event, f"expected buffer 0 or 1 and a scale up to 1, got {message.buffer}, {message.scale}")
+            raise self._wrong(
+                event, f"expected buffer 0 or 1 and a scale up to 1, got {message.buffer}, {message.scale}"
+            )
         if message.minibatches != message.block.num_minibatches:
             raise self._wrong(
                 event, f"expected {message.block.num_minibatches} minibatches, got {message.minibatches}"

@@ -13,6 +13,7 @@ from squall.training.directory import RunDirectory
 from squall.training.prepare import Prepared
 from squall.training.recorder import Recorder
 
+
 class RunClock:
     """Seconds since a run began: real ones, unless a simulation has it follow its own.
 

@@ -162,9 +162,7 @@ def _told(publish: Publish, loggers: Sequence[Logger]) -> Iterator[Publish]:
             logger.close()
 
 
-def _recorder(
-    prepared: Prepared, log: MetricsLog, publish: Publish, best: BestKeeper | None
-) -> Recorder:
+def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish, best: BestKeeper | None) -> Recorder:
     job = prepared.job
     per_epoch = prepared.plan.minibatches_per_epoch
     return Recorder(

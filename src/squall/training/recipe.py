@@ -97,7 +97,8 @@ def _make(recipe: Recipe, path: Path) -> Job:
         )
     for key, value in recipe.settings:
         job = _changed(job, key.split("."), value, key)
-    return replace(job, recipe=recipe)
+    made: Job = replace(job, recipe=recipe)
+    return made
 
 
 def _path_of(name: str) -> Path:
