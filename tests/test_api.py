@@ -227,7 +227,8 @@ def test_steps_count_minibatches_over_all_replicas() -> None:
     [
         ({"replicas": 0}, r"Job\(replicas=\): expected a whole number of at least 1, but got 0"),
         ({"loss": "crossentropy"}, "loss: expected one of cross_entropy"),
-        ({"clip_norm": 1.0}, r"Job\(clip_norm=\).*does not have it yet"),
+        ({"partitions": 2}, r"Job\(partitions=\).*does not have it yet"),
+        ({"clip_norm": 0}, r"Job\(clip_norm=\): expected a number above 0"),
         ({"strategy": "downpour"}, r"Job\(strategy=\): expected squall.Downpour"),
         ({"cluster": 3}, r"Job\(cluster=\)"),
         ({"batch_size": 2.5}, r"Job\(batch_size=\): expected a whole number"),
@@ -245,7 +246,7 @@ def test_a_model_without_anything_to_train_or_of_the_wrong_kind_is_refused() -> 
         fit(frozen, data())
     with pytest.raises(squall.ConfigError, match="the class Linear"):
         fit(nn.Linear, data())
-    with pytest.raises(squall.ConfigError, match="a torch.nn.Module to be returned"):
+    with pytest.raises(squall.ConfigError, match=r"a torch\.nn\.Module to be returned"):
         fit(lambda: 3, data())
 
 

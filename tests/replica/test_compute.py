@@ -62,10 +62,10 @@ class Replica:
             device=device,
         )
         self.compute = ReplicaCompute(
-            name="replica0.0", task=task, gradients=self.gradients, buffers=self.buffers
+            name="replica0.0", task=task, gradients=[self.gradients], buffers=self.buffers
         )
 
-    def block(self, *positions: int) -> list[Any]:
+    def block(self, *positions: int, local_step: bool = True) -> list[Any]:
         return [
             self.compute.compute(
                 Compute(
@@ -73,7 +73,7 @@ class Replica:
                     position=position,
                     is_first=position == positions[0],
                     is_last=position == positions[-1],
-                    local_step=True,
+                    local_step=local_step,
                     minibatches=0,
                 )
             )
@@ -92,6 +92,18 @@ def test_losses_and_gradients_are_those_of_a_model_in_the_slices_themselves() ->
         for mine, theirs in zip(apart.gradients, inside.gradients, strict=True):
             assert torch.equal(mine, theirs)
             assert mine.any()
+
+
+def test_a_blocks_gradient_is_the_sum_of_its_minibatches() -> None:
+    apart, sums = Replica(APART), []
+    for position in (0, 1):
+        apart.block(position, local_step=False)
+        sums.append([vector.clone() for vector in apart.gradients])
+
+    apart.block(0, 1, local_step=False)
+
+    for gradient, first, second in zip(apart.gradients, *sums, strict=True):
+        assert torch.equal(gradient, first + second)
 
 
 def test_a_model_apart_writes_to_no_buffer_and_shares_no_memory_with_one() -> None:

@@ -62,6 +62,7 @@ class _Replica:
     heard: float
     asked: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)  # when each of them came
     answers: dict[int, Lease | Leave] = field(default_factory=dict)
     held: list[Block] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
@@ -105,6 +106,7 @@ class CoordinatorRules:
         self.state = "starting"
         self.why = ""
         self.leaving_since = 0.0
+        self.num_waits = 0
         self.num_fresh = self.num_refuse_requests = self.refusals_in_a_row = 0
         self.out: list[Any] = []
 
@@ -220,6 +222,8 @@ class CoordinatorRules:
             self._finished(replica, ask.finished, event.now)
         replica.heard, replica.is_silent = event.now, False
         replica.waiting.append(ask.request)
+        self.num_waits += 1
+        replica.turns.append(self.num_waits)
         self._go_on(event.now, (replica, ask.request))
 
     def _finished(self, replica: _Replica, report: Finished, now: float) -> None:
@@ -328,8 +332,11 @@ class CoordinatorRules:
         has_granted = True
         while has_granted:
             has_granted = False
-            for replica in sorted(self.replicas.values(), key=lambda replica: len(replica.held)):
-                if replica.waiting and not replica.is_silent and (block := self._pick(replica)):
+            asking = [
+                replica for replica in self.replicas.values() if replica.waiting and not replica.is_silent
+            ]
+            for replica in sorted(asking, key=lambda replica: (len(replica.held), replica.turns[0])):
+                if block := self._pick(replica):
                     self._lease(replica, block, now, asked)
                     has_granted = True
 
@@ -357,6 +364,7 @@ class CoordinatorRules:
 
     def _lease(self, replica: _Replica, block: Block, now: float, asked: tuple[_Replica, int] | None) -> None:
         request = replica.waiting.pop(0)
+        replica.turns.pop(0)
         has_waited = asked is None or asked[0] is not replica or asked[1] != request
         refresh = has_waited and not replica.held
         if not replica.held:

@@ -167,6 +167,8 @@ def snapshot(value: Any) -> Any:
             return None if frame is None else (frame.f_lasti, repr(frame.f_locals))
     if is_dataclass(value):
         return type(value).__name__, *(snapshot(getattr(value, field.name)) for field in fields(value))
+    if hasattr(value, "__dict__"):
+        return type(value).__name__, snapshot(vars(value))
     raise TypeError(f"a decider holds a {type(value).__name__}, which is no plain state")
 
 

@@ -25,6 +25,12 @@ def test_the_operators_are_all_there() -> None:
     assert {"statement dropped", "element 0 not returned", "left side not returned"} <= words
 
 
+def test_what_only_checks_is_left_alone() -> None:
+    scopes = {mutant.scope.split(".")[-1] for file in mutants.FILES for mutant in mutants.mutants_of(file)}
+    assert "check_invariants" not in scopes
+    assert "_push" in scopes
+
+
 def test_a_mutant_is_killed_and_code_that_is_not_changed_is_not() -> None:
     of_shard = mutants.mutants_of("shard/machine.py")
     settles = [

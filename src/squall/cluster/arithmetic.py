@@ -69,7 +69,8 @@ class TensorArithmetic:
                 torch.zeros(spec.size, dtype=dtype) for spec, dtype in zip(layout.slices, dtypes, strict=True)
             ]
 
-        gradients, buffers = fresh(), (fresh(), fresh())
+        gradients = [fresh() for _ in range(self._prepared.loop.num_gradients)]
+        buffers = (fresh(), fresh())
         model = self._prepared.replicate()
         name = _name(worker)
         self._computes[worker] = ReplicaCompute(
@@ -78,7 +79,8 @@ class TensorArithmetic:
         self._models[worker.replica] = model
         self._left_buffers[worker.replica] = torch.zeros(self._prepared.buffers.num_bytes, dtype=torch.uint8)
         memory = WorkerMemory(
-            gradients=dict(enumerate(gradients)), buffers=tuple(dict(enumerate(buffer)) for buffer in buffers)
+            gradients=[dict(enumerate(gradient)) for gradient in gradients],
+            buffers=[dict(enumerate(buffer)) for buffer in buffers],
         )
         for shard in self._shards:
             shard.attach(worker, memory)

@@ -38,6 +38,7 @@ class OneThread:
                 num_replicas=prepared.job.replicas,
                 num_shards=layout.num_shards,
                 settled=prepared.settled,
+                max_staleness=prepared.job.strategy.max_staleness,
             ),
             shards=[
                 ShardMachine(

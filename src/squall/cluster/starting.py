@@ -93,6 +93,7 @@ class _Starting:
             "began": self._execution.clock.began,
             "num_replicas": prepared.job.replicas,
             "num_shards": prepared.layout.num_shards,
+            "max_staleness": prepared.job.strategy.max_staleness,
         }
         load = {"plan": prepared.plan, "settled": prepared.settled}
         self._roster.spawn("coordinator", "coordinator", self._pack(load), settings)
@@ -108,7 +109,7 @@ class _Starting:
             near, far = self._pair()
             arena = SharedArena.create(prepared.buffers.arena_bytes)
             self.buffer_arenas.append(arena)
-            fds = self._exchange(replica, name, has_gradient=True)
+            fds = self._exchange(replica, name, num_gradients=prepared.loop.num_gradients)
             self._attachments.append(("coordinator", AttachReplica(replica=replica, incarnation=0), [far]))
             self._roster.spawn("replica", name, payload, settings, [near, arena.fd, *fds])
 
@@ -120,19 +121,19 @@ class _Starting:
         payload = self._pack({**load, **_model_load(prepared)})
         settings = {"shards": self._serving, "num_replicas": len(self.buffer_arenas)}
         arenas = [arena.fd for arena in self.buffer_arenas]
-        fds = self._exchange(EVALUATOR, "evaluator", has_gradient=False)
+        fds = self._exchange(EVALUATOR, "evaluator", num_gradients=0)
         self._roster.spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
 
-    def _exchange(self, replica: int, name: str, *, has_gradient: bool) -> list[int]:
+    def _exchange(self, replica: int, name: str, *, num_gradients: int) -> list[int]:
         """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
         fds: list[int] = []
         for shard in self._serving:
-            plan = ExchangePlan(self._prepared.layout.slices_of(shard), has_gradient)
+            plan = ExchangePlan(self._prepared.layout.slices_of(shard), num_gradients)
             near, far = self._pair()
             arena = SharedArena.create(plan.num_bytes)
             self._made.append(arena)
             message = AttachWorker(
-                replica=replica, partition=0, incarnation=0, name=name, has_gradient=has_gradient
+                replica=replica, partition=0, incarnation=0, name=name, num_gradients=num_gradients
             )
             self._attachments.append((f"shard{shard}", message, [far, arena.fd]))
             fds += [near, arena.fd]

@@ -177,7 +177,7 @@ class Member:
         heard: when it last said anything, or was given its first lease.
         seen: numbers of its recent requests.
         replies: what was answered to them.
-        parked: its requests that wait for an answer.
+        parked: its requests that wait for an answer, each behind the turn in which it came.
         durations: seconds that its recent blocks took.
         strikes: blocks that were not finite from it and finite from someone else.
     """
@@ -189,7 +189,7 @@ class Member:
     newest: int = 0
     seen: set[int] = field(default_factory=set)
     replies: dict[int, Lease | Leave] = field(default_factory=dict)
-    parked: deque[int] = field(default_factory=deque)
+    parked: deque[tuple[int, int]] = field(default_factory=deque)
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     strikes: int = 0
     good_in_a_row: int = 0
@@ -317,6 +317,7 @@ class CoordinatorMachine(Machine):
         self._settle_mixed: set[Block] = set()
         self._settle_requests: dict[Block, int] = {}
         self._requests = 0
+        self._turns = 0
         self._refusals_in_a_row = 0
         self._handed_out = 0
         self._warm_left = plan.warm_start
@@ -438,7 +439,8 @@ class CoordinatorMachine(Machine):
             effects = self._finished(member, ask.finished, event.now)
         member.heard = event.now
         member.is_overdue = False
-        member.parked.append(ask.request)
+        self._turns += 1
+        member.parked.append((self._turns, ask.request))
         return effects + self._go_on(event.now, asked_now=(member, ask.request))
 
     def _asked_again(self, member: Member, request: int, now: float) -> tuple[CoordinatorEffect, ...]:
@@ -485,10 +487,11 @@ class CoordinatorMachine(Machine):
         progress = True
         while progress:
             progress = False
-            for member in sorted(self.members.values(), key=lambda member: len(member.leases)):
-                if not member.parked or member.is_overdue or (block := self._choose(member)) is None:
+            asking = [member for member in self.members.values() if member.parked and not member.is_overdue]
+            for member in sorted(asking, key=lambda member: (len(member.leases), member.parked[0])):
+                if (block := self._choose(member)) is None:
                     continue
-                request = member.parked.popleft()
+                _, request = member.parked.popleft()
                 is_idle = not member.leases and (asked_now is None or asked_now != (member, request))
                 effects.extend(self._lease(member, request, block, now, refresh=is_idle))
                 progress = True
@@ -720,7 +723,7 @@ class CoordinatorMachine(Machine):
         effects: list[CoordinatorEffect] = []
         for member in self.members.values():
             while member.parked:
-                request = member.parked.popleft()
+                _, request = member.parked.popleft()
                 reply = Leave(request=request, why=self.why)
                 member.replies[request] = reply
                 effects.append(self._send(member, reply))

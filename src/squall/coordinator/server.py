@@ -53,7 +53,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     """Serve as coordinator until the launcher says to finish.
 
     Args:
-        settings: "began" (monotonic), "num_replicas", "num_shards".
+        settings: "began" (monotonic), "num_replicas", "num_shards", "max_staleness".
         load: "plan" and "settled".
         launcher: the connection to it.
         fds: none.
@@ -63,6 +63,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         num_replicas=settings["num_replicas"],
         num_shards=settings["num_shards"],
         settled=load["settled"],
+        max_staleness=settings["max_staleness"],
     )
     CoordinatorServer(machine, launcher, settings["began"]).run()
 

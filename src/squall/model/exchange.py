@@ -1,4 +1,4 @@
-"""The memory that one worker shares with one shard: per slice a gradient and two parameter buffers."""
+"""The memory that one worker shares with one shard: per slice one or two gradients and two parameter buffers."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,11 +24,11 @@ class ExchangeViews:
     """Tensors over shared memory, by slice.
 
     Attributes:
-        gradients: written by the worker; empty for one that only fetches.
+        gradients: one or two sets, written by the worker; none for one that only fetches.
         buffers: the two parameter buffers, written by the shard.
     """
 
-    gradients: dict[int, Tensor]
+    gradients: tuple[dict[int, Tensor], ...]
     buffers: tuple[dict[int, Tensor], dict[int, Tensor]]
 
 
@@ -38,11 +38,11 @@ class ExchangePlan:
 
     Attributes:
         specs: the shard's slices of the worker's partition, in order.
-        has_gradient: False for a worker that only fetches.
+        num_gradients: 1; 2 if pushes overlap with computing; 0 for a worker that only fetches.
     """
 
     specs: tuple[SliceSpec, ...]
-    has_gradient: bool
+    num_gradients: int
 
     @property
     def num_bytes(self) -> int:
@@ -50,7 +50,7 @@ class ExchangePlan:
 
     @property
     def _num_vectors(self) -> int:
-        return 3 if self.has_gradient else 2
+        return 2 + self.num_gradients
 
     def views(self, arena: Arena) -> ExchangeViews:
         """Tensors of shape (S,) over the arena, which must have `num_bytes`; its descriptor is given back."""
@@ -63,7 +63,7 @@ class ExchangePlan:
                 start += _aligned(spec.num_bytes)
             parts.append(part)
         arena.close()
-        return ExchangeViews(gradients=parts[2] if self.has_gradient else {}, buffers=(parts[0], parts[1]))
+        return ExchangeViews(gradients=tuple(parts[2:]), buffers=(parts[0], parts[1]))
 
 
 def _aligned(num_bytes: int) -> int:

@@ -23,6 +23,7 @@ from squall.replica.data_worker import DataWorkers
 from squall.replica.downpour import Compute, Computed
 from squall.replica.loading import Loader, LoadsHere
 from squall.rules.apply import copy_gradient_
+from squall.rules.clip import clip_factor
 from squall.rules.rule import Rule
 
 
@@ -35,6 +36,8 @@ class Task:
         local: the rule of steps between fetches; None: none are taken.
         seed: of the run; all randomness of a minibatch follows from (seed, epoch, position).
         workers: processes that load minibatches ahead, where a replica is a process.
+        clip_norm: scale each minibatch's gradient down to this norm; None: never.
+        streams: a block is one minibatch, so that its gradient can go out as backward makes it, and be scaled later.
         device: where the model computes; all but "cpu" (which "cpu:0" is not) have memory of their own.
     """
 
@@ -45,6 +48,8 @@ class Task:
     local: Rule | None
     seed: int
     workers: DataWorkers = field(default_factory=DataWorkers)
+    clip_norm: float | None = None
+    streams: bool = True
     device: torch.device = CPU
 
 
@@ -54,7 +59,7 @@ class ReplicaCompute:
     Args:
         name: the worker, as errors call it.
         task: what to compute.
-        gradients: per slice, the vector that shards read, shape (S,); written.
+        gradients: one or two sets, per slice the vector that shards read, shape (S,); written.
         buffers: the two parameter buffers, per slice a vector of shape (S,), which shards write; local steps
             write the one in use.
         loader: where minibatches come from; None: they are loaded as they are computed.
@@ -69,7 +74,7 @@ class ReplicaCompute:
         *,
         name: str,
         task: Task,
-        gradients: Sequence[Tensor],
+        gradients: Sequence[Sequence[Tensor]],
         buffers: Sequence[Sequence[Tensor]],
         loader: Loader | None = None,
     ) -> None:
@@ -82,7 +87,10 @@ class ReplicaCompute:
         if self._has_own_memory:
             self._to_device()
         self._bound = install(self._model, task.layout, buffers, copied=self._has_own_memory)
-        self._pieces = pieces_of(task.layout, gradients)
+        self._pieces = [pieces_of(task.layout, vectors) for vectors in gradients]
+        self._buffer = 0
+        self._norms: list[Tensor] = []  # of this minibatch's gradients, if they are to be clipped
+        self._clips_first = task.clip_norm is not None and not task.streams
         self._parameters = task.layout.space.parameters_of(self._model)
         self._present: set[int] = set()  # tensors with a gradient in this block
         self._not_finite: set[int] = set()
@@ -107,20 +115,26 @@ class ReplicaCompute:
         if wish.is_first:
             self._present.clear()
             self._not_finite.clear()
-        self._keeps_gradients = wish.local_step
+        self._buffer = wish.buffer
+        self._keeps_gradients = wish.local_step or self._clips_first
         try:
             loss, examples = self._step(wish)
         except SquallError:
             raise
         except Exception as error:
             raise self._told(error, f"epoch {wish.epoch}, position {wish.position}") from error
+        scale = self._clip()
         if wish.local_step:
-            self._move(wish.minibatches)
+            self._move(wish.minibatches, scale)
+        elif self._clips_first:
+            self._drop_gradients()
         if not wish.is_last:
             return Computed(loss=loss, examples=examples)
         tensors = self._task.layout.space.tensors
         absent = tuple(index for index in range(len(tensors)) if index not in self._present)
-        bad = tensors[min(self._not_finite)].name if self._not_finite else ""
+        if not self._not_finite:
+            return Computed(loss=loss, examples=examples, absent=absent, scale=scale)
+        bad = tensors[min(self._not_finite)].name
         return Computed(loss=loss, examples=examples, not_finite=bad, absent=absent)
 
     def _to_device(self) -> None:
@@ -146,20 +160,48 @@ class ReplicaCompute:
         return loss.item(), examples
 
     def _took(self, index: int, parameter: Tensor) -> None:
-        """Backward has finished this parameter's gradient: copy it out, or add it to the block's."""
+        """Backward has finished this parameter's gradient: copy it out, unless all must be there to be clipped."""
         gradient = parameter.grad
         assert gradient is not None
-        # In one copy from where it is; slice by slice and added there would be many.
-        here = gradient.to(CPU) if self._has_own_memory else gradient
-        if not copy_gradient_(self._pieces[index], here, accumulate=index in self._present):
-            self._not_finite.add(index)
-        self._present.add(index)
+        if self._task.clip_norm is not None:
+            self._norms.append(torch.linalg.vector_norm(gradient))
+        if not self._clips_first:
+            self._copy_out(index, gradient)
         if not self._keeps_gradients:
             parameter.grad = None
 
+    def _copy_out(self, index: int, gradient: Tensor) -> None:
+        """Copy a gradient to where shards read it, or add it to the block's."""
+        # In one copy from where it is; slice by slice and added there would be many.
+        here = gradient.to(CPU) if self._has_own_memory else gradient
+        pieces = self._pieces[self._buffer][index]
+        if not copy_gradient_(pieces, here, accumulate=index in self._present):
+            self._not_finite.add(index)
+        self._present.add(index)
+
     @torch.no_grad()
-    def _move(self, minibatches: int) -> None:
-        """Take a local step along this minibatch's gradients."""
+    def _clip(self) -> float:
+        """Clip the minibatch's gradient; return what is left to be multiplied with what has gone out already."""
+        if self._task.clip_norm is None or not self._norms:
+            return 1.0
+        total = torch.linalg.vector_norm(torch.stack([norm.to(CPU) for norm in self._norms])).item()
+        self._norms.clear()
+        factor = clip_factor(total, self._task.clip_norm)
+        if not self._clips_first:
+            return factor
+        for index, parameter in enumerate(self._parameters):
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+                self._copy_out(index, parameter.grad)
+        return 1.0
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _move(self, minibatches: int, scale: float) -> None:
+        """Take a local step along this minibatch's gradients, which are still to be scaled."""
         rule = self._task.local
         assert rule is not None
         rate = rule.rate_at(minibatches)
@@ -167,6 +209,8 @@ class ReplicaCompute:
             if (gradient := parameter.grad) is None:
                 continue
             if parameter.numel():
+                if scale != 1.0:
+                    gradient.mul_(scale)
                 values = parameter.detach().contiguous().view(-1)
                 rule.update_(values, gradient.reshape(-1), (), learning_rate=rate, step=1)
                 if not parameter.is_contiguous():

@@ -8,6 +8,7 @@ What differs: work comes as leased blocks; a push carries its block and asks for
 message; and by default a replica waits for the answer, so that it reads its own writes.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ class DownpourLoop:
     ahead: int = 1
     overlaps: bool = False
     fetches_at_start: bool = False
+
+    @property
+    def num_gradients(self) -> int:
+        """How many gradient buffers a replica needs."""
+        return 2 if self.overlaps else 1
 
 
 # Wishes, and what they are answered with ----------------------------------------------------------------
@@ -188,10 +194,8 @@ class _FetchClock:
 def downpour(loop: DownpourLoop) -> Loop:
     """Train with one replica until the coordinator says to leave."""
     replica = _Replica(loop)
-    try:
+    with contextlib.suppress(Recalled):
         yield from replica.train()
-    except Recalled:
-        pass
     yield from replica.finish()
 
 

@@ -101,22 +101,24 @@ class ReplicaRunner:
         )
         self._model = task.model
         self._shards: dict[int, Connection] = {}
-        gradients: dict[int, Tensor] = {}
+        loop: DownpourLoop = load["loop"]
+        gradients: list[dict[int, Tensor]] = [{} for _ in range(loop.num_gradients)]
         buffers: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
         for index, shard in enumerate(settings["shards"]):
             connection_fd, arena_fd = fds[2 + 2 * index : 4 + 2 * index]
             self._shards[shard] = Connection.from_fd(connection_fd, f"shard{shard}")
-            plan = ExchangePlan(layout.slices_of(shard), has_gradient=True)
+            plan = ExchangePlan(layout.slices_of(shard), num_gradients=loop.num_gradients)
             arena = SharedArena.attach(arena_fd, plan.num_bytes, writable=True)
             views = plan.views(arena)
-            gradients |= views.gradients
+            for mine, theirs in zip(gradients, views.gradients, strict=True):
+                mine.update(theirs)
             for mine, theirs in zip(buffers, views.buffers, strict=True):
                 mine.update(theirs)
         numbers = range(len(layout.slices))
         self._compute = ReplicaCompute(
             name=self.name,
             task=task,
-            gradients=[gradients[number] for number in numbers],
+            gradients=[[gradient[number] for number in numbers] for gradient in gradients],
             buffers=[[buffer[number] for number in numbers] for buffer in buffers],
             loader=loader,
         )

@@ -172,7 +172,7 @@ class ShardServer:
 
     def _attach(self, told: AttachWorker, fds: tuple[int, ...]) -> None:
         worker = Worker(replica=told.replica, partition=told.partition, incarnation=told.incarnation)
-        plan = ExchangePlan(self._layout.slices_of(self._shard), told.has_gradient)
+        plan = ExchangePlan(self._layout.slices_of(self._shard), told.num_gradients)
         arena = SharedArena.attach(fds[1], plan.num_bytes, writable=True)
         views = plan.views(arena)
         connection = Connection.from_fd(fds[0], told.name)

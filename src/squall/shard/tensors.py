@@ -22,11 +22,11 @@ class WorkerMemory:
     """Memory that a worker and this shard share, by slice.
 
     Attributes:
-        gradients: written by the worker, read here while its push is pending.
+        gradients: one or two sets, written by the worker, read here while its push is pending.
         buffers: the two parameter buffers, written here.
     """
 
-    gradients: Mapping[int, Tensor]
+    gradients: Sequence[Mapping[int, Tensor]]
     buffers: Sequence[Mapping[int, Tensor]]
 
 
@@ -62,7 +62,9 @@ class ShardTensors:
         memory = self._memory[effect.sender.place]
         absent = frozenset(push.absent)
         for number in effect.slices:
-            gradient = memory.gradients[number]
+            gradient = memory.gradients[push.buffer][number]
+            if push.scale != 1.0:
+                gradient.mul_(push.scale)
             bad = apply_(
                 self.states[number],
                 self._rule,

@@ -64,7 +64,7 @@ class Evaluator:
         for index, shard in enumerate(settings["shards"]):
             connection_fd, arena_fd = fds[num_replicas + 2 * index : num_replicas + 2 * index + 2]
             self._shards[shard] = Connection.from_fd(connection_fd, f"shard{shard}")
-            plan = ExchangePlan(self._evaluation.layout.slices_of(shard), has_gradient=False)
+            plan = ExchangePlan(self._evaluation.layout.slices_of(shard), num_gradients=0)
             arena = SharedArena.attach(arena_fd, plan.num_bytes, writable=False)
             self._vectors |= plan.views(arena).buffers[0]
         self._requests = 0

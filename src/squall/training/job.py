@@ -56,6 +56,7 @@ class Job:
             the DataLoader given as `train` has. Results do not depend on it.
         device: where replicas compute: "cpu", "cuda", "cuda:1" or "mps". Parameters, updates and evaluation stay
             in ordinary memory, so each swap and each gradient is a copy. Nobody has run this on a GPU yet.
+        clip_norm: scale each minibatch's gradient down to this norm, over all tensors together; None: never.
         evaluate_every: epochs between evaluations, a float.
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
@@ -126,7 +127,7 @@ class Job:
                 expect_whole(f"Job({name}=)", getattr(self, name), 1)
         for name in ("seed", "data_workers"):
             expect_whole(f"Job({name}=)", getattr(self, name), 0)
-        for name in ("time_s", "evaluate_every"):
+        for name in ("time_s", "evaluate_every", "clip_norm"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or not value > 0):
                 raise ConfigError(subject=f"Job({name}=)", expected="a number above 0", got=repr(value))
@@ -165,7 +166,6 @@ class Job:
     def _check_not_built(self) -> None:
         defaults: dict[str, Any] = {
             "partitions": 1,
-            "clip_norm": None,
             "precision": None,
             "checkpoint_every": None,
             "durability": "none",

@@ -75,8 +75,15 @@ class Prepared:
     @property
     def loop(self) -> DownpourLoop:
         strategy = self.job.strategy
+        is_bounded = strategy.max_staleness is not None
         return DownpourLoop(
-            n_fetch=strategy.n_fetch, n_push=strategy.n_push, has_local_steps=self.local is not None
+            n_fetch=strategy.n_fetch,
+            n_push=strategy.n_push,
+            has_local_steps=self.local is not None,
+            # With overlap one lease more: the next is to be there before the last push is answered.
+            ahead=0 if is_bounded else 2 if strategy.overlap else 1,
+            overlaps=strategy.overlap,
+            fetches_at_start=is_bounded,
         )
 
     def task(self, model: nn.Module) -> Task:
@@ -87,6 +94,8 @@ class Prepared:
             minibatches=self.minibatches,
             layout=self.layout,
             local=self.local,
+            clip_norm=self.job.clip_norm,
+            streams=self.job.strategy.n_push == 1,
             seed=self.job.seed,
             workers=self.workers,
             device=self.device,

@@ -17,7 +17,10 @@ class Downpour:
         n_fetch: fetch parameters every so many minibatches of a replica, at least 1.
         n_push: push the summed gradient of so many minibatches, at least 1; one push is one block.
         warm_start: blocks that one replica computes alone before the others start, at least 0.
-        max_staleness, overlap: not built yet; anything but None and False is refused.
+        max_staleness: no push may be staler than this [updates]; None: no bound. It is kept by starting blocks later,
+            never by throwing work away, and needs n_fetch <= n_push and no overlap.
+        overlap: push and fetch while the next block is computed. Faster where links are slow; staleness tends to
+            2 n - 1 updates with n replicas, instead of n - 1.
         local: rule of a replica's own steps between fetches. None: the shards' rule if that is `Sgd`; with any
             other rule the replica takes no steps, and all gradients until the next fetch are of the same point.
         steps: minibatches of this stage, over all replicas; None: the job's bounds hold.
@@ -58,8 +61,14 @@ class Downpour:
                 got=repr(self.local),
                 remedy="Only Sgd has no state that would drift from the shards'.",
             )
-        if self.max_staleness is not None or self.overlap:
-            raise not_built("Downpour(max_staleness=) and Downpour(overlap=)", "None and False")
+        if self.max_staleness is not None:
+            expect_whole("Downpour(max_staleness=)", self.max_staleness, 0)
+            if self.overlap or self.n_fetch > self.n_push:
+                raise ConfigError(
+                    subject="Downpour(max_staleness=)",
+                    expected="overlap=False and n_fetch <= n_push, so that each block begins with a fetch",
+                    got=f"overlap={self.overlap}, n_fetch={self.n_fetch}, n_push={self.n_push}",
+                )
 
     @property
     def local_rule(self) -> Rule | None:

@@ -74,7 +74,7 @@ class AttachWorker:
     partition: int
     incarnation: int
     name: str
-    has_gradient: bool
+    num_gradients: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
