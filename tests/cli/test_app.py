@@ -192,7 +192,7 @@ WRONG = {
     "a setting without a value": (["train", "{recipe}:small", "--set", "replicas"], "NAME=VALUE"),
     "an unknown setting": (["train", "{recipe}:small", "--set", "replica=1"], "replica"),
     "a setting out of range": (["train", "{recipe}:small", "--set", "replicas=0"], "replicas"),
-    "what is not built": (["train", "{recipe}:small", "--set", "clip_norm=1.0"], "clip_norm"),
+    "what is not built": (["train", "{recipe}:small", "--set", "partitions=2"], "partitions"),
     "data that is not there": (["train", "{recipe}:missing_file"], "no/such/file.csv"),
     "a run that is not there": (["evaluate", "{recipe}.d"], "no such directory"),
     "a ledger of nothing": (["ledger", "{recipe}.d"], "no such directory"),
