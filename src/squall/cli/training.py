@@ -1,6 +1,7 @@
 """``squall train`` and ``squall resume``: a job, a warm cluster, a run directory, and what is said at the end."""
 
 import gc
+import gc
 import json
 import sys
 import tempfile

@@ -43,8 +43,10 @@ PRELOADED = ("torch", "torch.optim", "numpy")
 # A fork after a matrix product with two threads hangs in the child's first one. Roles set their own number later.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
+# Imports make no garbage worth looking for, and looking costs a tenth of their time.
 _BOOTSTRAP = """
-import json, sys
+import gc, json, sys
+gc.disable()
 settings = json.loads(sys.argv[1])
 sys.path[:] = settings["path"]
 from squall.cluster.zygote import serve
@@ -310,8 +312,8 @@ def serve(settings: dict[str, Any]) -> NoReturn:
     for module in settings["modules"]:
         importlib.import_module(module)
     _name_process("squall-zygote")
-    gc.collect()
     gc.freeze()  # a collection in a role would write to, and so copy, every page that the imports made
+    gc.enable()
     server.run(launcher)
     os._exit(0)
 
