@@ -52,6 +52,7 @@ class Run:
     warm_start: int = 0
     shards: int = 2
     settled: BlockSet = field(default_factory=BlockSet)
+    max_staleness: int | None = None
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -68,6 +69,7 @@ class Run:
             num_replicas=self.replicas,
             num_shards=self.shards,
             settled=self.settled,
+            max_staleness=self.max_staleness,
             patience=Patience(start_s=60.0, leave_s=5.0, first_s=30.0, least_s=5.0, factor=10.0),
         )
         self.requests = dict.fromkeys(range(self.replicas), 0)
@@ -282,7 +284,7 @@ def test_during_a_warm_start_one_replica_works_alone() -> None:
     assert leases(run.tick()) == []
 
     assert leases(run.done(0, 0)) == [(0, 1, 1)]
-    assert leases(run.done(0, 1)) == [(0, 2, 1), (1, 3, 1)]
+    assert leases(run.done(0, 1)) == [(1, 2, 1), (0, 3, 1)]  # who has waited longer comes first
 
 
 def test_a_warm_start_passes_to_the_next_when_its_replica_is_lost() -> None:
@@ -296,6 +298,28 @@ def test_what_a_resumed_run_has_is_not_handed_out() -> None:
         block(4),
         block(5),
     ]
+
+
+@pytest.mark.parametrize(("bound", "num_held"), [(0, 1), (1, 2), (2, 3), (None, 3)])
+def test_no_more_blocks_are_out_than_the_bound_on_staleness_lets_overtake_one(
+    bound: int | None, num_held: int
+) -> None:
+    run = Run(replicas=3, max_staleness=bound).start()
+    assert sum(len(member.leases) for member in run.machine.members.values()) == num_held
+
+
+def test_a_block_that_is_out_for_long_holds_up_those_that_would_make_it_too_stale() -> None:
+    run = Run(replicas=2, max_staleness=2).start()
+
+    assert leases(run.done(0, 0)) == [(0, 2, 1)], "one has overtaken it, another may"
+    assert leases(run.done(0, 2)) == [], "a third might"
+    assert leases(run.done(1, 1)) == [(0, 3, 1), (1, 4, 1)]
+
+
+def test_a_block_that_was_lost_counts_as_out_until_it_is_settled() -> None:
+    run = Run(replicas=2, max_staleness=1).start()
+    run.lose(1)
+    assert leases(run.done(0, 0)) == [(0, 1, 2)], "the lost one itself may be started again"
 
 
 # Who is lost, silent or replaced ------------------------------------------------------------------------

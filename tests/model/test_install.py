@@ -3,7 +3,8 @@
 Planted faults, each seen to fail a test here: a split parameter made a view of its first piece; pieces not
 sorted; a parameter in another memory order viewed all the same; the private copy of a split parameter shared with
 the buffer it was bound to before; the reordering left out of a swap; every swap taking buffer 0; `swap_slice`
-swapping all slices; aliases left out of `assemble`; `split` returning views; sizes of vectors not checked.
+swapping all slices; aliases left out of `assemble`; `split` returning views; sizes of vectors not checked;
+`copied` not looked at.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Data workers of replicas in real processes: nothing changes but who loads, and their deaths are a replica's.
 
-Faults planted by hand, each seen to fail a test: leases are not told to the loader (then nothing is loaded ahead) · the
-generators are not put back after a batch · a DataLoader's `num_workers` is not taken · workers are left when their
-replica has ended.
+Faults planted by hand, each seen to fail a test: leases are not told to the loader (then one worker loads all, when
+asked) · the generators are not put back after a batch · a DataLoader's `num_workers` is not taken · a minibatch that
+only workers can load is looked at in the launcher · an error names the worker instead of the replica.
 """
 
 import os

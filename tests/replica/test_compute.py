@@ -1,8 +1,7 @@
 """A replica's tensors on a device with memory of its own, in ordinary memory under the name "cpu:0".
 
 Faults planted by hand, each seen to fail a test: parameters of the device are views all the same · a swap copies
-nothing · a gradient is not added to the block's · the batch is not moved · the device is not seeded, or not by
-position · a local step goes into the shards' buffer.
+nothing · a gradient is not added to the block's · the batch is not moved · the device is seeded by the run only.
 """
 
 from typing import Any

@@ -52,10 +52,13 @@ class Talk:
     Args:
         ahead: leases asked for ahead of the work.
         length: of every block [minibatches].
+        overlaps: push behind the next block's computing.
     """
 
-    def __init__(self, ahead: int = 0, length: int = 1) -> None:
-        loop = DownpourLoop(n_fetch=length, n_push=length, has_local_steps=False, ahead=ahead)
+    def __init__(self, ahead: int = 0, length: int = 1, *, overlaps: bool = False) -> None:
+        loop = DownpourLoop(
+            n_fetch=length, n_push=length, has_local_steps=False, ahead=ahead, overlaps=overlaps
+        )
         self.session = ReplicaSession(loop=downpour(loop), shards=SHARDS)
         self.length = length
         self.sent: list[Any] = []
@@ -248,6 +251,52 @@ def test_a_recall_waits_for_the_acknowledgement_of_a_push_and_reports_it() -> No
 
     assert isinstance(swap, Swap)
     assert report.message.finished.outcome is Outcome.APPLIED
+    assert tuple(left) == LEFT
+
+
+def test_with_overlap_the_next_block_begins_before_the_push_is_answered() -> None:
+    talk = Talk(ahead=1, overlaps=True).work()
+    talk.lease(3, first=1)
+
+    first, second, begun = talk.handle(COMPUTED)
+
+    assert [effect.message.block.first for effect in (first, second)] == [0, 0]
+    assert (begun.position, begun.buffer) == (1, 1), "into the gradient buffer that is not being read"
+    assert talk.session.phase is Phase.COMPUTING
+
+
+def test_with_overlap_parameters_are_swapped_between_two_minibatches_only() -> None:
+    talk = Talk(ahead=1, overlaps=True).work()
+    talk.lease(3, first=1)
+    talk.handle(COMPUTED)
+    assert talk.pushed(0, 4) == talk.pushed(1, 4) == ()
+
+    effects = talk.handle(COMPUTED)
+
+    assert [type(effect) for effect in effects] == [Swap, ToCoordinator, ToShard, ToShard]
+    assert effects[1].message.finished.block == Block(0, 0, 0, 1)
+    assert effects[2].message.based_on == (0, 0), "it was computed before the fetch came"
+
+
+def test_with_overlap_a_replica_without_other_work_waits_for_its_push() -> None:
+    talk = Talk(ahead=1, overlaps=True).work()
+    talk.handle(COMPUTED)
+    assert talk.session.phase is Phase.EXCHANGING
+    talk.pushed(0, 4)
+    assert [type(effect) for effect in talk.pushed(1, 4)] == [Swap, ToCoordinator]
+
+
+def test_with_overlap_a_recall_collects_and_reports_what_is_under_way() -> None:
+    talk = Talk(ahead=1, overlaps=True).work()
+    talk.lease(3, first=1)
+    talk.handle(COMPUTED)
+    talk.recall()
+
+    assert talk.handle(COMPUTED) == ()
+    talk.pushed(0, 4)
+    _, report, *left = talk.pushed(1, 4)
+
+    assert report.message.finished.block == Block(0, 0, 0, 1)
     assert tuple(left) == LEFT
 
 

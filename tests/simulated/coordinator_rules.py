@@ -52,6 +52,8 @@ class _Fate:
     request: int = 0
     shards_left: list[int] | None = None
     is_mixed: bool = False
+    done_before: int = 0
+    """Blocks that were done when it was first leased."""
     end: str = ""
 
 
@@ -92,6 +94,7 @@ class CoordinatorRules:
         num_shards: int,
         warm_start: int,
         waiting: Waiting,
+        max_staleness: int | None = None,
     ) -> None:
         self.fresh = list(blocks)
         self.back: list[Block] = []
@@ -100,6 +103,7 @@ class CoordinatorRules:
         self.num_replicas, self.num_shards = num_replicas, num_shards
         self.warm_start, self.warm_ended = warm_start, 0
         self.waiting = waiting
+        self.max_staleness = max_staleness
         self.replicas: dict[int, _Replica] = {}
         self.gone_early: set[int] = set()
         self.began: float | None = None
@@ -345,13 +349,27 @@ class CoordinatorRules:
         if is_warm and replica is not self._first():
             return None
         for block in self.back:
-            if replica.number not in self.fates[block].finders or self._is_alone(replica):
+            is_for_it = replica.number not in self.fates[block].finders or self._is_alone(replica)
+            if is_for_it and self._is_fresh_enough(block):
                 self.back.remove(block)
                 return block
         if not self.fresh or (is_warm and self.num_fresh >= self.warm_start):
             return None
+        if not self._is_fresh_enough(self.fresh[0]):
+            return None
         self.num_fresh += 1
         return self.fresh.pop(0)
+
+    def _is_fresh_enough(self, block: Block) -> bool:
+        """No push can become staler than the bound if this block is started too."""
+        if self.max_staleness is None or self.fates[block].num_leases > 0:
+            return True
+        started = [fate for fate in self.fates.values() if fate.num_leases > 0]
+        done = sum(fate.end == "done" for fate in started)
+        out = [fate for fate in started if not fate.end]
+        return len(out) <= self.max_staleness and all(
+            done - fate.done_before + len(out) <= self.max_staleness for fate in out
+        )
 
     def _first(self) -> _Replica | None:
         loud = [replica for replica in self.replicas.values() if not replica.is_silent]
@@ -370,6 +388,8 @@ class CoordinatorRules:
         if not replica.held:
             replica.heard = now
         fate = self.fates[block]
+        if fate.num_leases == 0:
+            fate.done_before = sum(other.end == "done" for other in self.fates.values())
         fate.num_leases += 1
         fate.holders.append(replica.number)
         replica.held.append(block)

@@ -63,6 +63,44 @@ def fetches_between_pushes(variant: int) -> Schedule:
 
 
 @directed
+def pushes_behind_computing(variant: int) -> Schedule:
+    """Pushes and fetches overlap with computing, on slow links, with few and with many leases ahead."""
+    n_fetch, n_push = ((1, 1), (2, 1), (3, 2), (1, 3), (5, 1))[variant % 5]
+    return Schedule(
+        seed=variant,
+        num_replicas=1 + variant % 3,
+        n_fetch=n_fetch,
+        n_push=n_push,
+        overlaps=True,
+        has_local_steps=variant % 2 == 1,
+        ahead=variant % 4,
+        minibatches_per_epoch=9,
+        faults=(Delay(0.4 * (variant % 3), 0.1),) if variant % 2 else (),
+        poisoned=((0, 4),) if variant % 4 == 3 else (),
+        outside=(_recall(0, 4.3 + _shift(variant)),) if variant % 3 == 2 else (),
+        slices=((0, 1), (2,)) if variant % 7 else ((), ()),
+        pace=Pace(apply_s=0.3 * (variant % 2)),
+    )
+
+
+@directed
+def bounded_staleness(variant: int) -> Schedule:
+    """Blocks are begun late rather than pushed stale; one that is lost or refused counts until it is settled."""
+    return Schedule(
+        seed=variant,
+        num_replicas=3 + variant % 2,
+        max_staleness=variant % 4,
+        n_push=1 + variant % 2,
+        minibatches_per_epoch=12,
+        epochs=1,
+        faults=(Kill("replica1", AtTime(2.5 + _shift(variant)), restart=1.0),) if variant % 2 else (),
+        poisoned=((0, 3),) if variant % 3 == 1 else (),
+        pace=Pace(speeds=(1.0, 0.7, 2.0, 0.2)),
+        waiting=SHORT,
+    )
+
+
+@directed
 def unequal_crowd(variant: int) -> Schedule:
     speeds = (1.0, 0.1, 10.0, 3.0, 0.5)
     return Schedule(

@@ -23,7 +23,6 @@ class Judge:
         rules: of the coordinator.
         loop, slices: what the replicas know.
         books: per shard, as at the start.
-        knows_all: the rules of replicas and coordinator know all that this schedule asks for.
     """
 
     def __init__(
@@ -34,9 +33,7 @@ class Judge:
         slices: Sequence[tuple[int, ...]],
         books: Mapping[int, Sequence[SliceBook]],
         incarnation: int,
-        knows_all: bool = True,
     ) -> None:
-        self._knows_all = knows_all
         self.pairs: Counter[tuple[str, str, str]] = Counter()
         self.leases: list[tuple[float, ToReplica]] = []
         self._known: set[tuple[int, ...]] = set()
@@ -61,12 +58,11 @@ class Judge:
         match machine:
             case ShardMachine():
                 self._shards[machine.shard].see(machine, event, effects)
-            case ReplicaSession() if self._knows_all:
+            case ReplicaSession():
                 self._rules_of(machine).see(machine, event, effects)
             case CoordinatorMachine():
                 self._note(event, effects)
-                if self._knows_all:
-                    self._coordinator.see(machine, event, effects)
+                self._coordinator.see(machine, event, effects)
 
     def _rules_of(self, session: ReplicaSession) -> ReplicaRules:
         if id(session) not in self._replicas:
@@ -89,7 +85,6 @@ class Judge:
             self.leases.append((now, lease))
 
     def end(self, directs: CoordinatorMachine, shards: Sequence[ShardMachine]) -> None:
-        if self._knows_all:
-            self._coordinator.end(directs)
+        self._coordinator.end(directs)
         for rules, machine in zip(self._shards, shards, strict=True):
             rules.end(machine)

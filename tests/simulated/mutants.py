@@ -18,7 +18,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -173,8 +174,14 @@ def _changes_state(statement: ast.AST) -> bool:
     return False
 
 
+@cache
+def _text(file: str) -> str:
+    """A file as it was when it was first asked for, so that one grid speaks of one state of it."""
+    return (SOURCE / file).read_text()
+
+
 def mutants_of(file: str) -> list[Mutant]:
-    text = (SOURCE / file).read_text()
+    text = _text(file)
     lines = text.splitlines()
     mutants = [Mutant(file=file, number=CONTROL, line=0, scope="", what="nothing", text="")]
     for number, change in enumerate(_changes(ast.parse(text))):
@@ -187,7 +194,7 @@ def mutants_of(file: str) -> list[Mutant]:
 
 
 def mutated(file: str, number: int) -> ast.Module:
-    tree = ast.parse((SOURCE / file).read_text())
+    tree = ast.parse(_text(file))
     if number != CONTROL:
         next(change for at, change in enumerate(_changes(tree)) if at == number).make()
     return ast.fix_missing_locations(tree)
@@ -223,7 +230,7 @@ def _codes() -> dict[str, CodeType]:
     return codes
 
 
-def try_out(mutant: Mutant, codes: dict[str, CodeType]) -> str:
+def try_out(mutant: Mutant, codes: dict[str, CodeType], most: int | None = None) -> str:
     """Run the suite in a process of its own; return what killed the mutant, or "" if nothing did."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -231,7 +238,7 @@ def try_out(mutant: Mutant, codes: dict[str, CodeType]) -> str:
         os.close(reader)
         verdict = "could not be imported"
         try:
-            verdict = _verdict(mutant, codes, writer)
+            verdict = _verdict(mutant, codes, writer, most)
         finally:
             os.write(writer, f"\n={verdict}".encode())
             os._exit(0)
@@ -244,7 +251,7 @@ def try_out(mutant: Mutant, codes: dict[str, CodeType]) -> str:
     return next(line[1:] for line in reversed(lines) if line.startswith("="))
 
 
-def _verdict(mutant: Mutant, codes: dict[str, CodeType], writer: int) -> str:
+def _verdict(mutant: Mutant, codes: dict[str, CodeType], writer: int, most: int | None) -> str:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     name = "squall." + mutant.file.removesuffix(".py").replace("/", ".")
     for module in [module for module in sys.modules if f"{module}.".startswith(_OURS)]:
@@ -252,7 +259,7 @@ def _verdict(mutant: Mutant, codes: dict[str, CodeType], writer: int) -> str:
     tree = mutated(mutant.file, mutant.number)
     sys.meta_path.insert(0, _Planter(codes | {name: compile(tree, str(SOURCE / mutant.file), "exec")}))
     suite = importlib.import_module("tests.simulated.suite")
-    for check, run in suite.checks():
+    for check, run in islice(suite.checks(), most):
         os.write(writer, f"{check}\n".encode())
         signal.setitimer(signal.ITIMER_PROF, CHECK_S)
         try:
@@ -264,8 +271,8 @@ def _verdict(mutant: Mutant, codes: dict[str, CodeType], writer: int) -> str:
     return ""
 
 
-def try_all(mutants: Sequence[Mutant], jobs: int) -> dict[Mutant, str]:
-    """What killed each mutant, tried out `jobs` at a time."""
+def try_all(mutants: Sequence[Mutant], jobs: int, most: int | None = None) -> dict[Mutant, str]:
+    """What killed each mutant, tried out `jobs` at a time on at most so many of the first checks."""
     readers = []
     codes = _codes()
     for job in range(jobs):
@@ -273,7 +280,7 @@ def try_all(mutants: Sequence[Mutant], jobs: int) -> dict[Mutant, str]:
         if os.fork() == 0:
             with os.fdopen(writer, "w") as pipe:
                 for at in range(job, len(mutants), jobs):
-                    pipe.write(json.dumps([at, try_out(mutants[at], codes)]) + "\n")
+                    pipe.write(json.dumps([at, try_out(mutants[at], codes, most)]) + "\n")
                     pipe.flush()
             os._exit(0)
         os.close(writer)

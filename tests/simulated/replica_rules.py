@@ -5,8 +5,9 @@ but the messages. When a fetch is due it says with a formula instead of a runnin
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from squall.blocks import Block, Outcome
 from squall.replica.downpour import Compute, Computed, DownpourLoop
@@ -37,19 +38,34 @@ from squall.wire.messages import (
 
 @dataclass
 class _Work:
-    """The block in hand."""
+    """A block in hand, or pushed."""
 
     lease: Lease
     based_on: dict[int, int]
+    buffer: int
     done: int = 0
     losses: list[float] = field(default_factory=list)
     examples: int = 0
     last: Computed | None = None
-    pushed: Finished | None = None
 
     @property
     def block(self) -> Block:
         return self.lease.block
+
+
+@dataclass
+class _Flight:
+    """An exchange that has been begun and not been taken up."""
+
+    work: _Work | None
+    fetches: bool
+    open: dict[int, Fetch | Push] = field(default_factory=dict)
+    states: dict[int, SliceState] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+
+Effects: TypeAlias = list[Any]
+Step: TypeAlias = Callable[[], Effects]
 
 
 class ReplicaRules:
@@ -59,22 +75,22 @@ class ReplicaRules:
         self.loop = loop
         self.slices = slices
         self.buffer = 1
+        self.gradient = 0
         self.number = 0
         self.num_dropped = 0
-        self.open: dict[int, Fetch | Push] = {}
-        self.fetches = False
-        self.heard: dict[int, SliceState] = {}
-        self.outcomes: dict[int, Outcome] = {}
+        self.flight: _Flight | None = None
+        self.landing: Step | None = None  # what waits for the flight
         self.states: dict[int, SliceState] = {}
         self.since_fetch = 0  # minibatches
         self.counted = 0  # minibatches, or blocks, since fetches were last counted from anew
+        self.fetched_at = 0  # of those, at the last fetch
         self.asks: dict[int, Ask] = {}
         self.answers: dict[int, Lease | Leave] = {}
         self.tickets: deque[int] = deque()
         self.awaited: int | None = None
         self.work: _Work | None = None
         self.recalled: str | None = None
-        self.has_begun = self.has_joined = self.has_left = self.is_computing = False
+        self.has_begun = self.has_left = self.is_computing = False
 
     def see(self, machine: ReplicaSession, event: Any, effects: tuple[Any, ...]) -> None:
         expected = self._expect(event)
@@ -84,25 +100,25 @@ class ReplicaRules:
 
     # Events ---------------------------------------------------------------------------------------------
 
-    def _expect(self, event: Any) -> list[Any]:
+    def _expect(self, event: Any) -> Effects:
         if self.has_left:
             return self._drop()
         match event:
             case Started():
                 self.has_begun = True
-                return self._exchange(None, fetch=True)
+                return self._fetch(self._join)
             case Tick():
-                again: list[Any] = [ToShard(shard=shard, message=open) for shard, open in self.open.items()]
+                open_now = self.flight.open if self.flight is not None else {}
+                again: Effects = [
+                    ToShard(shard=shard, message=message) for shard, message in open_now.items()
+                ]
                 return again + [ToCoordinator(message=ask) for ask in self.asks.values()]
             case Computed():
                 return self._computed(event)
             case FromShard():
                 return self._heard(event)
             case FromCoordinator(message=Recall(why=why)):
-                if self.is_computing or self.open:
-                    self.recalled = why
-                    return []
-                return self._quit(why)
+                return self._recall(why)
             case FromCoordinator(message=Lease() | Leave() as answer):
                 if self.asks.pop(answer.request, None) is None:
                     return self._drop()
@@ -110,75 +126,91 @@ class ReplicaRules:
                 return self._take_up() if answer.request == self.awaited else []
         raise AssertionError(f"nobody sends {event}")
 
-    def _drop(self) -> list[Any]:
+    def _drop(self) -> Effects:
         self.num_dropped += 1
         return []
 
-    def _heard(self, event: FromShard) -> list[Any]:
-        request = self.open.get(event.shard)
-        if request is None or event.message.request != request.request:
+    def _recall(self, why: str) -> Effects:
+        self.recalled = why
+        if self.is_computing or self.landing is not None:
+            return []  # it is taken up with the next step
+        self.awaited = None
+        return self._stop() if self.has_begun else self._quit(why)
+
+    def _heard(self, event: FromShard) -> Effects:
+        flight = self.flight
+        request = None if flight is None else flight.open.get(event.shard)
+        if flight is None or request is None or event.message.request != request.request:
             return self._drop()
-        del self.open[event.shard]
-        self.heard |= {state.slice: state for state in event.message.states}
+        del flight.open[event.shard]
+        flight.states |= {state.slice: state for state in event.message.states}
         if isinstance(event.message, Pushed):
-            self.outcomes |= dict(zip(self.slices[event.shard], event.message.outcomes, strict=True))
-        return [] if self.open else self._exchanged()
+            flight.outcomes |= dict(zip(self.slices[event.shard], event.message.outcomes, strict=True))
+        if flight.open or self.landing is None:
+            return []
+        then, self.landing = self.landing, None
+        return self._land(then)
 
-    # Steps ----------------------------------------------------------------------------------------------
+    # Exchanges ------------------------------------------------------------------------------------------
 
-    def _exchange(self, push: _Work | None, *, fetch: bool) -> list[Any]:
-        if self.recalled is not None:
-            return self._quit(self.recalled)
-        self.fetches, self.heard, self.outcomes = fetch, {}, {}
-        if not self.slices:
-            return self._exchanged()
-        self.number += 1
+    def _launch(self, work: _Work | None, *, fetches: bool) -> Effects:
+        self.flight = flight = _Flight(work, fetches)
+        if self.slices:
+            self.number += 1
         for shard in self.slices:
-            self.open[shard] = self._request(shard, push, fetch)
-        return [ToShard(shard=shard, message=message) for shard, message in self.open.items()]
+            flight.open[shard] = self._request(shard, work, fetches)
+        return [ToShard(shard=shard, message=message) for shard, message in flight.open.items()]
 
-    def _request(self, shard: int, push: _Work | None, fetch: bool) -> Fetch | Push:
-        into = (0 if self.buffer else 1) if fetch else None
-        if push is None:
+    def _request(self, shard: int, work: _Work | None, fetches: bool) -> Fetch | Push:
+        into = (0 if self.buffer else 1) if fetches else None
+        if work is None:
             assert into is not None
             return Fetch(request=self.number, into=into)
-        assert push.last is not None
+        assert work.last is not None
         return Push(
             request=self.number,
-            block=push.block,
-            attempt=push.lease.attempt,
-            minibatches=push.block.stop - push.block.first,
-            examples=push.examples,
-            based_on=tuple(push.based_on[number] for number in self.slices[shard]),
-            absent=push.last.absent,
-            not_finite=push.last.not_finite,
+            block=work.block,
+            attempt=work.lease.attempt,
+            minibatches=work.block.stop - work.block.first,
+            examples=work.examples,
+            based_on=tuple(work.based_on[number] for number in self.slices[shard]),
+            absent=work.last.absent,
+            not_finite=work.last.not_finite,
+            buffer=work.buffer,
+            scale=work.last.scale,
             into=into,
         )
 
-    def _exchanged(self) -> list[Any]:
-        effects: list[Any] = []
-        if self.fetches:
-            self.states, self.since_fetch = self.heard, 0
+    def _land(self, then: Step) -> Effects:
+        """Wait for what has been begun, take it up, and go on."""
+        if self.flight is None:
+            return then()
+        if self.flight.open:
+            self.landing = then
+            return []
+        flight, self.flight = self.flight, None
+        effects: Effects = []
+        if flight.fetches:
+            self.states, self.since_fetch = flight.states, 0
             if self.slices:
                 self.buffer = 0 if self.buffer else 1
                 effects.append(Swap(buffer=self.buffer))
-        if not self.has_joined:
-            self.has_joined = True
-            return effects + self._ask([None] * (1 + self.loop.ahead))
-        assert self.work is not None
-        if self.work.done == len(range(self.work.block.first, self.work.block.stop)):
-            return effects + self._ask([self._report(self.work)])
-        if not self.work.done and not self.work.based_on:
-            self.work.based_on = {number: state.version for number, state in self.states.items()}
-        return effects + self._compute()
+        if flight.work is not None:
+            effects += self._ask(self._report(flight.work, flight))
+        return effects + then()
 
-    def _report(self, work: _Work) -> Finished:
+    def _fetch(self, then: Step) -> Effects:
+        if self.recalled is not None:
+            return self._stop()
+        return self._launch(None, fetches=True) + self._land(then)
+
+    def _report(self, work: _Work, flight: _Flight) -> Finished:
         assert work.last is not None
-        applied = [number for number, outcome in self.outcomes.items() if outcome is Outcome.APPLIED]
-        behind = [self.heard[number].version - 1 - work.based_on[number] for number in applied]
+        applied = [number for number, outcome in flight.outcomes.items() if outcome is Outcome.APPLIED]
+        behind = [flight.states[number].version - 1 - work.based_on[number] for number in applied]
         verdict = Outcome.APPLIED
         for worse in (Outcome.NOT_FINITE, Outcome.REFUSED):
-            if worse in self.outcomes.values():
+            if worse in flight.outcomes.values():
                 verdict = worse
         return Finished(
             block=work.block,
@@ -190,31 +222,52 @@ class ReplicaRules:
             staleness=sum(behind) / len(behind) if behind else 0.0,
         )
 
-    def _ask(self, reports: list[Finished | None]) -> list[Any]:
-        self.work = None
-        effects = []
-        for report in reports:
-            self.number += 1
-            ask = self.asks[self.number] = Ask(request=self.number, finished=report)
-            self.tickets.append(self.number)
-            effects.append(ToCoordinator(message=ask))
-        if self.recalled is not None:
-            return effects + self._quit(self.recalled)
-        self.awaited = self.tickets.popleft()
-        return effects + (self._take_up() if self.awaited in self.answers else [])
+    # Leases ---------------------------------------------------------------------------------------------
 
-    def _take_up(self) -> list[Any]:
+    def _join(self) -> Effects:
+        effects: Effects = []
+        for _ in range(1 + self.loop.ahead):
+            effects += self._ask(None)
+        return effects + self._next()
+
+    def _ask(self, report: Finished | None) -> Effects:
+        self.number += 1
+        ask = self.asks[self.number] = Ask(request=self.number, finished=report)
+        self.tickets.append(self.number)
+        return [ToCoordinator(message=ask)]
+
+    def _next(self) -> Effects:
+        """The next lease; whatever is under way is taken up first if there is nothing else to do."""
+        if not self.tickets:
+            return self._land(self._next)
+        ticket = self.tickets.popleft()
+        if ticket in self.answers:
+            return self._await(ticket)
+        return self._land(lambda: self._await(ticket))
+
+    def _await(self, ticket: int) -> Effects:
+        if self.recalled is not None:
+            return self._stop()
+        self.awaited = ticket
+        return self._take_up() if ticket in self.answers else []
+
+    def _take_up(self) -> Effects:
         assert self.awaited is not None
         answer = self.answers.pop(self.awaited)
         self.awaited = None
         if isinstance(answer, Leave):
-            return self._quit("the work is done")
-        if answer.refresh:
-            self.counted = 0
-            self.work = _Work(answer, {})
-            return self._exchange(None, fetch=True)
-        self.work = _Work(answer, {number: state.version for number, state in self.states.items()})
+            return self._land(lambda: self._quit(self.recalled or "the work is done"))
+        if not answer.refresh and not self.loop.fetches_at_start:
+            return self._begin(answer)
+        self.counted = self.fetched_at = 0
+        return self._land(lambda: self._fetch(lambda: self._begin(answer)))
+
+    def _begin(self, lease: Lease) -> Effects:
+        versions = {number: state.version for number, state in self.states.items()}
+        self.work = _Work(lease, versions, self.gradient)
         return self._compute()
+
+    # Minibatches ----------------------------------------------------------------------------------------
 
     @property
     def _is_within(self) -> bool:
@@ -222,21 +275,24 @@ class ReplicaRules:
 
     def _is_fetch_due(self) -> bool:
         """Whether a fetch falls right after what has been counted last."""
+        if self.counted == self.fetched_at:
+            return False
         if self._is_within:
-            return self.counted > 0 and self.counted % self.loop.n_fetch == 0
-        now, before = (
+            return self.counted % self.loop.n_fetch == 0
+        so_far, before = (
             blocks * self.loop.n_push // self.loop.n_fetch for blocks in (self.counted, self.counted - 1)
         )
-        return now > before
+        return so_far > before
 
-    def _compute(self) -> list[Any]:
+    def _compute(self) -> Effects:
         """The next minibatch of the block in hand."""
-        if self.recalled is not None:
-            return self._quit(self.recalled)
         assert self.work is not None
         work, block = self.work, self.work.block
-        if self._is_within and self._is_fetch_due() and self.since_fetch > 0:
-            return self._exchange(None, fetch=True)
+        if self._is_within and self._is_fetch_due():
+            self.fetched_at = self.counted
+            return self._land(lambda: self._fetch(self._compute))
+        if self.recalled is not None:
+            return self._stop()
         position = block.first + work.done
         is_last = position == block.stop - 1
         if self._is_within or is_last:
@@ -249,12 +305,13 @@ class ReplicaRules:
                 position=position,
                 is_first=work.done == 0,
                 is_last=is_last,
+                buffer=work.buffer,
                 local_step=self.loop.has_local_steps and not fetch_follows,
                 minibatches=max((s.minibatches for s in self.states.values()), default=0) + self.since_fetch,
             )
         ]
 
-    def _computed(self, computed: Computed) -> list[Any]:
+    def _computed(self, computed: Computed) -> Effects:
         assert self.work is not None
         work = self.work
         self.is_computing = False
@@ -265,12 +322,33 @@ class ReplicaRules:
         work.last = computed
         if work.done < work.block.stop - work.block.first:
             return self._compute()
-        is_due = self._is_fetch_due()
-        if computed.not_finite and not is_due:
-            self.counted = 0
-        return self._exchange(work, fetch=is_due or bool(computed.not_finite))
+        return self._land(self._push) if self.loop.overlaps else self._push()
 
-    def _quit(self, why: str) -> list[Any]:
+    def _push(self) -> Effects:
+        if self.recalled is not None:
+            return self._stop()
+        work, is_due = self.work, self._is_fetch_due()
+        assert work is not None
+        assert work.last is not None
+        fetches = (is_due or bool(work.last.not_finite)) and not self.loop.fetches_at_start
+        if fetches and is_due:
+            self.fetched_at = self.counted
+        elif fetches:
+            self.counted = self.fetched_at = 0
+        effects = self._launch(work, fetches=fetches)
+        if not self.loop.overlaps:
+            return effects + self._land(self._next)
+        self.gradient = 0 if self.gradient else 1
+        return effects + self._next()
+
+    # The end --------------------------------------------------------------------------------------------
+
+    def _stop(self) -> Effects:
+        """Recalled: take up and report what is under way, and begin nothing."""
+        why = self.recalled
+        assert why is not None
+        return self._land(lambda: self._quit(why))
+
+    def _quit(self, why: str) -> Effects:
         self.has_left = True
-        self.open.clear()
         return [ToCoordinator(message=Goodbye()), Quit(why=why)]

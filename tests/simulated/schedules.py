@@ -7,7 +7,7 @@ its name.
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from squall.blocks import Block, BlockSet
@@ -82,7 +82,7 @@ def random_schedule(seed: int) -> Schedule:
     slices = draw.choice((((0,),), ((0,), (1,)), ((0, 1),), ((0, 1), (2,)), ((0,), (1,), (2,))))
     n_push = draw.choice((1, 1, 2, 3))
     faults = _random_faults(draw, num_replicas, len(slices))
-    return Schedule(
+    schedule = Schedule(
         seed=seed,
         num_replicas=num_replicas,
         slices=slices,
@@ -103,7 +103,12 @@ def random_schedule(seed: int) -> Schedule:
         sick=(num_replicas - 1,) if num_replicas > 1 and draw.random() < 0.15 else (),
         ahead=draw.choice((1, 1, 0, 2)),
         has_local_steps=draw.random() < 0.5,
+        overlaps=draw.random() < 0.2,
     )
+    if draw.random() < 0.2:
+        bounded = {"max_staleness": draw.randrange(5), "n_fetch": min(schedule.n_fetch, n_push)}
+        return replace(schedule, overlaps=False, **bounded)  # type: ignore[arg-type]
+    return schedule
 
 
 def _random_faults(draw: random.Random, num_replicas: int, num_shards: int) -> list[Fault]:
@@ -171,7 +176,6 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
         slices=schedule.slices,
         books=books,
         incarnation=schedule.incarnation,
-        knows_all=not schedule.overlaps and schedule.max_staleness is None,
     )
 
     def watch(name: str, machine: Machine, event: Any, effects: tuple[Any, ...]) -> None:
@@ -272,6 +276,7 @@ def _rules(schedule: Schedule) -> CoordinatorRules:
         num_shards=schedule.num_shards,
         warm_start=schedule.warm_start,
         waiting=schedule.waiting or Waiting(),
+        max_staleness=schedule.max_staleness,
     )
 
 

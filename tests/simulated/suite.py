@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from squall.blocks import Block, BlockSet
 from squall.errors import RemoteProtocolError
+from squall.replica.downpour import Computed, DownpourLoop
 from squall.shard.machine import Attach, FromWorker, ShardMachine, SliceBook, Worker, WriteOut
 from squall.slices import Cover, Range, RangeSet
 from squall.wire.messages import Fetch, Push
@@ -33,6 +35,7 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """Everything that a mutant must get past, by name, what is quick to see through it first."""
     yield "ground", ground
     yield "door", door
+    yield "defaults", defaults
     for variant in range(NUM_VARIANTS):
         for name, make in DIRECTED.items():
             yield f"{name}/{variant}", partial(check, make(variant), f"{name}/{variant}")
@@ -144,6 +147,14 @@ def door() -> None:
         effects = shard.handle(FromWorker(sender=sender, message=Fetch(request=1, into=0)))
         written = [effect.slices for effect in effects if isinstance(effect, WriteOut)]
         assert written == [(number,)], "each partition has slices of its own"
+
+
+def defaults() -> None:
+    """What a loop is if it is told no more, and the memory that it needs."""
+    loop = DownpourLoop(n_fetch=1, n_push=1, has_local_steps=False)
+    assert (loop.ahead, loop.overlaps, loop.fetches_at_start, loop.num_gradients) == (1, False, False, 1)
+    assert replace(loop, overlaps=True).num_gradients == 2
+    assert Computed(loss=0.0, examples=1).scale == 1.0
 
 
 def _must_raise(kind: type[Exception], act: Callable[[], object]) -> None:

@@ -26,6 +26,11 @@ def absent_of(position: int) -> tuple[int, ...]:
     return (position % 5,) if position % 2 else ()
 
 
+def scale_of(position: int) -> float:
+    """The made-up clipping of a block that ends at this position."""
+    return 0.5 if position % 3 == 0 else 1.0
+
+
 class ModelledArithmetic:
     """Keeps, per slice, the blocks applied in order, and every ledger row.
 
@@ -66,6 +71,7 @@ class ModelledArithmetic:
             examples=examples_of(wish.position),
             not_finite=self._found[worker],
             absent=absent_of(wish.position),
+            scale=scale_of(wish.position),
         )
 
     def swap(self, worker: Worker, buffer: int) -> None:

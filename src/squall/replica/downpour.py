@@ -96,8 +96,8 @@ class Gradient:
     examples: int
     not_finite: str
     absent: tuple[int, ...]
-    buffer: int = 0
-    scale: float = 1.0
+    buffer: int
+    scale: float
     based_on: Mapping[int, int]
 
 
@@ -230,6 +230,8 @@ class _Replica:
                 yield from self._fetch()
             pushed = yield from self._compute(lease)
             exchange = Exchange(gradient=pushed.gradient, fetch=pushed.fetches)
+            if pushed.fetches:
+                self._clock.fetched()  # counted when it is asked for: with overlap it comes later
             if self._loop.overlaps:
                 yield from self.finish()
                 yield Begin(exchange=exchange)
@@ -252,7 +254,6 @@ class _Replica:
         """Take up what was fetched, and report the block."""
         if pushed.fetches:
             self._states, self._steps = exchanged.states, 0
-            self._clock.fetched()
         gradient = pushed.gradient
         finished = Finished(
             block=gradient.block,
@@ -281,8 +282,7 @@ class _Replica:
         for position in range(block.first, block.stop):
             if self._clock.is_due_within_block():
                 yield from self.finish()
-                yield from self._fetch(resets=False)
-                self._clock.fetched()
+                yield from self._fetch()
             is_last = position == block.stop - 1
             fetch_follows = self._clock.count_minibatch(ends_block=is_last)
             computed = yield Compute(
@@ -313,12 +313,11 @@ class _Replica:
         fetches = (fetch_follows or bool(computed.not_finite)) and not self._loop.fetches_at_start
         return _Pushed(gradient, loss_sum, fetches)
 
-    def _fetch(self, *, resets: bool = True) -> Loop:
+    def _fetch(self) -> Loop:
         exchanged = yield Exchange(gradient=None, fetch=True)
         assert isinstance(exchanged, Exchanged)
         self._states, self._steps = exchanged.states, 0
-        if resets:
-            self._clock.reset()
+        self._clock.reset()
 
     def _ask(self, finished: Finished | None) -> Loop:
         ticket = yield NextBlock(finished=finished)

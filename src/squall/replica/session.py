@@ -306,7 +306,6 @@ class ReplicaSession(Machine):
     def _recall_idle(self, event: FromCoordinator) -> tuple[SessionEffect, ...]:
         assert isinstance(event.message, Recall)
         self._recalled = event.message.why
-        self._awaited = None
         if self.phase is Phase.READY:
             self._loop.close()
             return self._quit(self._recalled)
