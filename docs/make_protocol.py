@@ -23,7 +23,7 @@ from tests.simulated.directed import DIRECTED
 from tests.simulated.schedules import Schedule, random_schedule, run
 
 PAGE = Path(__file__).with_name("protocol.md")
-NUM_VARIANTS, NUM_RANDOM = 3, 200
+NUM_VARIANTS, NUM_RANDOM = 2, 60
 Seen: TypeAlias = dict[tuple[type[Machine], Enum, type], set[Enum]]
 MACHINES: tuple[type[Machine], ...] = (ShardMachine, CoordinatorMachine, ReplicaSession)
 

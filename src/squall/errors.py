@@ -34,7 +34,7 @@ class SquallError(Exception):
         return partial(type(self), **facts), ()
 
 
-class _Explained(SquallError):
+class _Explained(SquallError):  # noqa: N818  a base, never raised
     """An error told by four facts: what, expected, got, and what to do now."""
 
     def __init__(self, *, subject: str, expected: str, got: str, remedy: str = "") -> None:

@@ -90,6 +90,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.nightly
 def test_a_killed_data_worker_ends_its_replica_and_the_run_goes_on(local: Local, tmp_path: Path) -> None:
     epochs = 30
     handle = squall.start(job(local, replicas=2, epochs=epochs, data_workers=2, out=tmp_path / "run"))

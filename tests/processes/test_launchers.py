@@ -61,6 +61,7 @@ def assert_all_gone(pids: dict[str, int]) -> None:
     wait_until(lambda: not any(map(is_alive, pids.values())), 6, f"the end of {pids}")
 
 
+@pytest.mark.nightly
 def test_a_script_without_a_main_guard_trains(tmp_path: Path) -> None:
     process = start(program(epochs=2), tmp_path)
     out, err = process.communicate(timeout=90)
@@ -92,7 +93,10 @@ def test_a_function_that_returns_such_a_model_trains(local: Local) -> None:
     assert run.metrics["why"] == "epochs"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, -signal.SIGINT), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)],
+)
 def test_a_signal_to_the_launcher_leaves_a_run_that_resumes_and_no_process(
     number: signal.Signals, code: int, tmp_path: Path, local: Local
 ) -> None:

@@ -94,8 +94,8 @@ def bounded_staleness(variant: int) -> Schedule:
         minibatches_per_epoch=12,
         epochs=1,
         faults=(Kill("replica1", AtTime(2.5 + _shift(variant)), restart=1.0),) if variant % 2 else (),
-        poisoned=((0, 3),) if variant % 3 == 1 else (),
-        pace=Pace(speeds=(1.0, 0.7, 2.0, 0.2)),
+        poisoned=((0, 3), (0, 7)) if variant % 4 > 1 else (),
+        pace=Pace(speeds=(1.0, 0.7, 2.0, 0.1)),
         waiting=SHORT,
     )
 

@@ -134,6 +134,10 @@ def door() -> None:
         {"based_on": (1,)},
         {"based_on": (-1,)},
         {"minibatches": 1},
+        {"buffer": 2},
+        {"buffer": -1},
+        {"scale": 1.5},
+        {"scale": -0.5},
     )
     for change in changes:
         message = Push(**(facts | change))
@@ -141,10 +145,13 @@ def door() -> None:
     for into in (2, None):
         fetch = Fetch(request=1, into=into)  # type: ignore[arg-type]
         _must_raise(RemoteProtocolError, partial(shard.handle, FromWorker(sender=worker, message=fetch)))
+    for request, scale in ((2, 1.0), (3, 0.0)):
+        sound = Push(**(facts | {"request": request, "scale": scale, "not_finite": "weight"}))
+        assert shard.handle(FromWorker(sender=worker, message=sound))
     other = Worker(replica=0, partition=0, incarnation=0)
     shard.handle(Attach(worker=other))
     for sender, number in ((worker, 0), (other, 1)):
-        effects = shard.handle(FromWorker(sender=sender, message=Fetch(request=1, into=0)))
+        effects = shard.handle(FromWorker(sender=sender, message=Fetch(request=4, into=0)))
         written = [effect.slices for effect in effects if isinstance(effect, WriteOut)]
         assert written == [(number,)], "each partition has slices of its own"
 

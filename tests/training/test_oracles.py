@@ -92,8 +92,10 @@ def difference(run: squall.Run, model: nn.Module) -> float:
 
 @pytest.mark.parametrize("cluster", CLUSTERS, indirect=True)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "shards"),
+    [("sgd", 1), ("sgd", 3), ("adagrad", 1), ("adagrad", 3), ("momentum", 3), ("adam", 3), ("adamw", 3)],
+)
 def test_one_replica_equals_a_plain_loop(
     cluster: Any, dtype: torch.dtype, bound: float, shards: int, rule: str
 ) -> None:
@@ -220,7 +222,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, indirect=True)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
 def test_odd_parameters_train_as_in_a_plain_loop(cluster: Any, rule: str) -> None:
     """B38, B39: absent gradients are skipped, ties survive."""
     ours, theirs = RULES[rule]
@@ -329,12 +331,12 @@ def replay(run: Path, applied: Any, rule: str) -> dict[str, np.ndarray[Any, Any]
 def test_with_overlap_staleness_tends_to_two_n_less_one(cluster: Any) -> None:
     x, y = data(torch.float32)
     run = squall.fit(
-        network(torch.float32), (x, y), epochs=40, batch_size=BATCH, replicas=2, shards=2,
+        network(torch.float32), (x, y), epochs=15, batch_size=BATCH, replicas=2, shards=2,
         strategy=squall.Downpour(overlap=True), cluster=cluster, threads=1, progress=False,
     )  # fmt: skip
     applied = run.ledger()
     assert set(applied["outcome"].tolist()) == {"applied"}
-    assert len(applied) == 2 * 40 * 13
+    assert len(applied) == 2 * 15 * 13
     # Where a replica must wait for the other's exchange, it is less: processes share cores here.
     assert 1.5 < applied["staleness"].mean() < 3.2
 
@@ -343,11 +345,11 @@ def test_with_overlap_staleness_tends_to_two_n_less_one(cluster: Any) -> None:
 def test_no_push_is_staler_than_max_staleness(cluster: Any) -> None:
     x, y = data(torch.float32)
     run = squall.fit(
-        network(torch.float32), (x, y), epochs=40, batch_size=BATCH, replicas=4, shards=2,
+        network(torch.float32), (x, y), epochs=15, batch_size=BATCH, replicas=4, shards=2,
         strategy=squall.Downpour(max_staleness=1), cluster=cluster, threads=1, progress=False,
     )  # fmt: skip
     applied = run.ledger()
-    assert len(applied) == 2 * 40 * 13
+    assert len(applied) == 2 * 15 * 13
     assert applied["staleness"].max() <= 1
     assert len(np.unique(applied["replica"])) == 4
 

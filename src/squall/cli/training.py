@@ -1,7 +1,6 @@
 """``squall train`` and ``squall resume``: a job, a warm cluster, a run directory, and what is said at the end."""
 
 import gc
-import gc
 import json
 import sys
 import tempfile

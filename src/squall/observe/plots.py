@@ -35,7 +35,9 @@ def plot_loss(history: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    # Margins that fit what is drawn here; having them computed takes as long as drawing.
+    figure = Figure(figsize=(8, 4.5), dpi=120)
+    figure.subplots_adjust(left=0.1, right=0.9, bottom=0.12, top=0.92)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     # A title may hold a dollar sign, which matplotlib would read as mathematics.
