@@ -10,7 +10,7 @@ import torch
 
 import squall
 from squall.cluster.local import Local
-from squall.observe.events import Event, Progress, Redone
+from squall.observe.events import Event, Left, Progress, Redone
 from squall.training.fit import Handle
 from tests.processes.helpers import applied_counts, data, is_alive, job, kill, network, processes
 
@@ -48,10 +48,12 @@ def test_a_killed_and_a_paused_replica_of_four_cost_no_block(local: Local, tmp_p
     resume = threading.Timer(1.0, kill, (pids["replica1.0"], signal.SIGCONT))
     resume.start()
 
-    redone = [event for event in handle.events() if isinstance(event, Redone)]
+    rest = list(handle.events())
+    redone = [event for event in rest if isinstance(event, Redone)]
     run = handle.result(30)
 
     resume.join()
+    assert [event.role for event in rest if isinstance(event, Left)] == ["replica2.0"]
     assert run.metrics["why"] == "epochs"
     assert_every_block_once(run, epochs, slices=2)
     assert any("replica2" in event.why for event in redone)

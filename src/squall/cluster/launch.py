@@ -54,6 +54,7 @@ class Heard:
         saved: shards that have written their slices.
         is_evaluating: the evaluator is busy, or gone.
         ends: how replicas ended, in words.
+        lost: roles that were told to be gone.
         counts: by role, what passed its connections.
     """
 
@@ -65,6 +66,7 @@ class Heard:
     saved: set[str] = field(default_factory=set)
     is_evaluating: bool = False
     ends: list[str] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
     counts: dict[str, tuple[LinkCount, ...]] = field(default_factory=dict)
 
     def fail(self, error: SquallError, *, is_fatal: bool = False) -> None:
@@ -210,7 +212,7 @@ class Launch:
                         staleness=block.staleness,
                     )
             case Happened():
-                self._recorder.happened(_event(message))
+                self._tell_once(_event(message))
             case Waiting(waits=waits):
                 heard.waits = waits
             case Counted(links=links):
@@ -231,6 +233,14 @@ class Launch:
                 if role.kind != "replica":
                     self._recorder.serving(role.name)
 
+    def _tell_once(self, event: Event) -> None:
+        """The launcher and the coordinator both see a replica go: tell it as whoever saw it first."""
+        if isinstance(event, Left):
+            if event.role in self._heard.lost:
+                return
+            self._heard.lost.add(event.role)
+        self._recorder.happened(event)
+
     def _diverged(self, message: DivergedRun) -> DivergedError:
         tensors = self._execution.prepared.layout.space.tensors
         tensor = tensors[message.number].name if message.number >= 0 else message.tensor
@@ -246,7 +256,7 @@ class Launch:
             case "replica":
                 self._heard.ends.append(f"{role.name} {how}")
                 if ended.returncode != 0:
-                    self._recorder.happened(left)
+                    self._tell_once(left)
             case "evaluator":
                 self._recorder.happened(left)
                 self._heard.is_evaluating = True  # and stays so: nobody is left to ask
