@@ -9,6 +9,7 @@ import torch
 
 import squall
 from squall.observe.events import Progress
+from squall.training.fit import StopRequest, carry_out
 from tests.processes.helpers import applied_counts, data, job
 
 
@@ -90,6 +91,31 @@ def test_what_an_older_checkpoint_does_not_hold_is_rolled_back_in_the_ledger_and
     pushes = np.fromfile(tmp_path / "run" / "pushes" / "slice0.bin", dtype="<f4")
     assert len(pushes) % (4 * 40) == 0
     assert run.metrics["minibatches"] == 4 * 40
+
+
+@pytest.mark.parametrize("kind", ["in process", pytest.param("local", marks=pytest.mark.processes)])
+def test_a_run_that_is_stopped_before_its_first_push_resumes_as_well(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """B12: Ctrl-C while the roles start; with a warm start, whose speed is measured, and a test set."""
+    cluster = squall.InProcess() if kind == "in process" else request.getfixturevalue("local")
+    settings = {
+        "epochs": 2,
+        "test": data(),
+        "threads": 1,
+        "strategy": squall.Downpour(warm_start=8),
+        "out": tmp_path / "run",
+    }
+    stop = StopRequest()
+    stop.request("interrupted")
+
+    run = carry_out(job(cluster, **settings), cluster=cluster, resume=False, publish=print, stop=stop)
+
+    assert run.metrics["why"] == "interrupted"
+    assert len(run.ledger()) == run.metrics["minibatches"] == 0
+    again = squall.fit(job(cluster, **settings), resume=True)
+    assert again.metrics["why"] == "epochs"
+    assert set(applied_counts(again).values()) == {1}
 
 
 def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:

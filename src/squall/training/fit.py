@@ -317,7 +317,8 @@ def _times_one_replica(ledger: Any, prepared: Prepared) -> float | None:
     blocks = prepared.plan.warm_start
     if blocks < 8 or prepared.job.replicas < 2 or prepared.starts:
         return None
-    applied = ledger[(ledger["outcome"] == "applied") & (ledger["slice"] == ledger["slice"].min())]
+    applied = ledger[ledger["outcome"] == "applied"]
+    applied = applied[applied["slice"] == applied["slice"].min(initial=np.iinfo(np.int64).max)]
     if len(applied) < 2 * blocks:
         return None
     alone = samples_per_second(applied[blocks // 2 : blocks])
