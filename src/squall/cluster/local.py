@@ -72,6 +72,11 @@ class Local:
             if not self._is_kept:
                 self.close()
 
+    def abandon(self) -> None:
+        """Kill the warm process at once, before it has started anything; for a program that is about to exit."""
+        if self._zygote is not None:
+            self._zygote.kill()
+
     def close(self) -> None:
         """End the warm process and whatever it has started. Twice does nothing."""
         if self._zygote is not None:
