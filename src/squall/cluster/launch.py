@@ -13,6 +13,7 @@ from torch import Tensor
 
 from squall.cluster.roster import RoleProcess, Roster, in_words
 from squall.cluster.starting import start_roles
+from squall.cluster.tcp import TcpPlan
 from squall.cluster.zygote import Exit, Zygote
 from squall.errors import DivergedError, LostError, RemoteProtocolError, RunError, SquallError, UserCodeError
 from squall.observe.events import Evaluated, Event, Joined, Left, Link, Redone, Refused
@@ -75,10 +76,11 @@ class Heard:
 
 
 class Launch:
-    """Carries out one `Execution` with the roles of one `Roster`."""
+    """Carries out one `Execution` with the roles of one `Roster`; over TCP, if a plan for that is given."""
 
-    def __init__(self, execution: Execution, zygote: Zygote) -> None:
+    def __init__(self, execution: Execution, zygote: Zygote, tcp: TcpPlan | None = None) -> None:
         self._execution = execution
+        self._tcp = tcp
         self._recorder = execution.recorder
         self._roster = Roster(zygote, execution.directory.logs)
         self._heard = Heard()
@@ -89,7 +91,7 @@ class Launch:
 
     def run(self) -> Ending:
         try:
-            self._buffer_arenas = start_roles(self._execution, self._roster)
+            self._buffer_arenas = start_roles(self._execution, self._roster, self._tcp)
             directory = self._execution.directory
             directory.write_json(directory.processes, self._roster.describe())
             self._follow()

@@ -6,12 +6,16 @@ it does so itself.
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from squall.cluster.tcp import TcpPlan
 from squall.cluster.zygote import Zygote
 from squall.errors import ConfigError
+from squall.wire.address import Address
 
 if TYPE_CHECKING:
     from squall.training.execution import Ending, Execution
@@ -19,31 +23,49 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Local:
-    """Every role as a process of its own on this machine, over shared memory.
+    """Every role as a process of its own on this machine, over shared memory or TCP.
 
     ``with squall.Local() as cluster:`` keeps the process warm from which roles are forked, so that further runs
     start in a tenth of a second; without it, each run starts and ends its own.
 
     Args:
-        transport: "auto" or "shared"; "tcp" is not built yet.
+        transport: "shared": tensors lie in memory that both sides map. "tcp": everything between roles goes over
+            authenticated TCP connections, as between machines. "auto": shared, where the system has it.
+        bind: where shards and the coordinator listen over TCP: "host:port" of a loopback address; port 0 for any
+            that is free, since each has its own.
+        advertise: what the others are told instead of `bind`; None: the same.
+        relay: called with the names of caller and callee and the callee's address, as in ``("replica0.0", "shard1",
+            "127.0.0.1:40001")``; returns the address to call instead, so that something may stand in between.
 
-    >>> Local(transport="auto").transport
-    'auto'
+    Raises:
+        ConfigError: an address that others could reach too, or no such transport.
+
+    >>> Local(transport="tcp", bind="[::1]:0").bind
+    '[::1]:0'
     """
 
     transport: str = "auto"
+    bind: str = "127.0.0.1:0"
+    advertise: str | None = None
+    relay: Callable[[str, str, str], str] | None = None
     _zygote: Zygote | None = field(default=None, init=False, repr=False)
     _is_busy: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _is_kept: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.transport not in ("auto", "shared"):
+        if self.transport not in ("auto", "shared", "tcp"):
             raise ConfigError(
-                subject="Local(transport=)",
-                expected="'auto' or 'shared'",
-                got=repr(self.transport),
-                remedy="This version connects the processes of one machine by shared memory only.",
+                subject="Local(transport=)", expected="'auto', 'shared' or 'tcp'", got=repr(self.transport)
             )
+        if Address.parse(self.bind).port:
+            raise ConfigError(
+                subject="Local(bind=)",
+                expected="port 0, for every shard and the coordinator need one each",
+                got=repr(self.bind),
+            )
+        Address.parse(self.bind).resolve_loopback()
+        if self.transport != "tcp" and self.relay is not None:
+            raise ConfigError(subject="Local(relay=)", expected='transport="tcp"', got=repr(self.transport))
 
     def warm_up(self) -> None:
         """Begin to start the process that roles are forked from; returns at once."""
@@ -66,11 +88,17 @@ class Local:
         try:
             self.warm_up()
             assert self._zygote is not None
-            return Launch(execution, self._zygote).run()
+            return Launch(execution, self._zygote, self._tcp_plan()).run()
         finally:
             self._is_busy.release()
             if not self._is_kept:
                 self.close()
+
+    def _tcp_plan(self) -> TcpPlan | None:
+        """How roles connect over TCP, with a token of this run's own; None where they share memory."""
+        if self.transport == "shared" or (self.transport == "auto" and hasattr(os, "memfd_create")):
+            return None
+        return TcpPlan(bind=self.bind, advertise=self.advertise, relay=self.relay)
 
     def abandon(self) -> None:
         """Kill the warm process at once, before it has started anything; for a program that is about to exit."""

@@ -28,6 +28,7 @@ class RoleProcess:
     Attributes:
         kind: "replica", "shard", "coordinator" or "evaluator".
         connection: to it.
+        ports: that it listens at.
         is_gone: its process has ended.
     """
 
@@ -36,6 +37,7 @@ class RoleProcess:
     pid: int
     incarnation: int
     connection: Connection
+    ports: list[int]
     is_gone: bool = False
 
 
@@ -67,6 +69,7 @@ class Roster:
         fds: Sequence[int] = (),
         *,
         incarnation: int = 0,
+        ports: Sequence[int] = (),
     ) -> None:
         """Start a role; copies of `fds` go to it.
 
@@ -82,7 +85,7 @@ class Roster:
         finally:
             os.close(log)
             theirs.close()
-        role = RoleProcess(name, kind, pid, incarnation, Connection(ours, name))
+        role = RoleProcess(name, kind, pid, incarnation, Connection(ours, name), list(ports))
         self.roles[name] = role
         self._by_fd[ours.fileno()] = role
         self._epoll.register(ours.fileno(), select.EPOLLIN)
@@ -125,10 +128,12 @@ class Roster:
     def describe(self) -> list[dict[str, Any]]:
         """The rows of processes.json."""
         host = socket.gethostname()
-        known = [(role.kind, role.name, role.pid, role.incarnation) for role in self.roles.values()]
+        known = [
+            (role.kind, role.name, role.pid, role.incarnation, role.ports) for role in self.roles.values()
+        ]
         return [
-            {"role": kind, "name": name, "host": host, "pid": pid, "incarnation": incarnation, "ports": []}
-            for kind, name, pid, incarnation in [*known, ("zygote", "zygote", self._zygote.pid, 0)]
+            {"role": kind, "name": name, "host": host, "pid": pid, "incarnation": incarnation, "ports": ports}
+            for kind, name, pid, incarnation, ports in [*known, ("zygote", "zygote", self._zygote.pid, 0, [])]
         ]
 
     def close(self) -> None:

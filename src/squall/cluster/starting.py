@@ -8,25 +8,30 @@ from torch import nn
 
 from squall.cluster.payload import Payload, pack
 from squall.cluster.roster import Roster
+from squall.cluster.tcp import TcpAddresses, TcpPlan
 from squall.model.exchange import ExchangePlan
 from squall.training.execution import Execution
 from squall.training.prepare import Prepared, not_trained
 from squall.training.recipe import module_name
 from squall.wire.channel import Channel
 from squall.wire.control import AttachReplica, AttachShard, AttachWorker
+from squall.wire.listener import Listener
 from squall.wire.memory import SharedArena
 
 EVALUATOR = -1
 """Stands for a replica's number in the shards' books."""
 
 
-def start_roles(execution: Execution, roster: Roster) -> list[SharedArena]:
+def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None) -> list[SharedArena]:
     """Start every role and connect them.
+
+    Args:
+        tcp: how they are to connect; None: by shared memory.
 
     Returns:
         For each replica the memory that it leaves its model's buffers in; the caller closes them.
     """
-    starting = _Starting(execution, roster)
+    starting = _Starting(execution, roster, tcp)
     try:
         starting.shards()
         starting.coordinator()
@@ -45,13 +50,17 @@ def start_roles(execution: Execution, roster: Roster) -> list[SharedArena]:
 class _Starting:
     """Descriptors that are on their way to roles, and are closed here when all have theirs."""
 
-    def __init__(self, execution: Execution, roster: Roster) -> None:
+    def __init__(self, execution: Execution, roster: Roster, tcp: TcpPlan | None) -> None:
         self._execution = execution
+        self._tcp = None if tcp is None else TcpAddresses(tcp)
         self._prepared = execution.prepared
         self._roster = roster
         layout = self._prepared.layout
         self._serving = [shard for shard in range(layout.num_shards) if layout.slices_of(shard)]
-        self._made: list[Channel | SharedArena | Payload] = []
+        self._made: list[Channel | SharedArena | Payload | Listener] = []
+        if self._tcp is not None:
+            for name in ("coordinator", *(f"shard{shard}" for shard in range(layout.num_shards))):
+                self._made.append(self._tcp.listen(name))
         self._attachments: list[tuple[str, Any, list[int]]] = []  # to be sent: to whom, what, descriptors
         self.buffer_arenas: list[SharedArena] = []
 
@@ -81,10 +90,9 @@ class _Starting:
                 "began": self._execution.clock.began,
                 "record": prepared.job.record,
             }
-            near, far = self._pair()
-            self._attachments.append(("coordinator", AttachShard(shard=shard), [far]))
-            self._roster.spawn(
-                "shard", f"shard{shard}", self._pack(load), settings, [near], incarnation=prepared.starts
+            fds = self._line_to_coordinator(f"shard{shard}", AttachShard(shard=shard))
+            self._spawn(
+                "shard", f"shard{shard}", self._pack(load), settings, fds, incarnation=prepared.starts
             )
 
     def coordinator(self) -> None:
@@ -96,7 +104,7 @@ class _Starting:
             "max_staleness": prepared.job.strategy.max_staleness,
         }
         load = {"plan": prepared.plan, "settled": prepared.settled}
-        self._roster.spawn("coordinator", "coordinator", self._pack(load), settings)
+        self._spawn("coordinator", "coordinator", self._pack(load), settings, [])
 
     def replicas(self) -> None:
         prepared = self._prepared
@@ -106,12 +114,12 @@ class _Starting:
         settings = {"threads": prepared.threads, "shards": self._serving}
         for replica in range(prepared.job.replicas):
             name = f"replica{replica}.0"
-            near, far = self._pair()
+            attach = AttachReplica(replica=replica, incarnation=0)
+            fds = self._line_to_coordinator(name, attach)
             arena = SharedArena.create(prepared.buffers.arena_bytes)
             self.buffer_arenas.append(arena)
-            fds = self._exchange(replica, name, num_gradients=prepared.loop.num_gradients)
-            self._attachments.append(("coordinator", AttachReplica(replica=replica, incarnation=0), [far]))
-            self._roster.spawn("replica", name, payload, settings, [near, arena.fd, *fds])
+            fds += self._exchange(replica, name, num_gradients=prepared.loop.num_gradients)
+            self._spawn("replica", name, payload, settings | {"replica": replica}, [arena.fd, *fds])
 
     def evaluator(self) -> None:
         prepared = self._prepared
@@ -119,14 +127,41 @@ class _Starting:
             return
         load = {"evaluation": prepared.evaluation, "buffers": prepared.buffers, "best": self._execution.best}
         payload = self._pack({**load, **_model_load(prepared)})
-        settings = {"shards": self._serving, "num_replicas": len(self.buffer_arenas)}
+        settings = {"shards": self._serving, "num_replicas": len(self.buffer_arenas), "replica": EVALUATOR}
         arenas = [arena.fd for arena in self.buffer_arenas]
         fds = self._exchange(EVALUATOR, "evaluator", num_gradients=0)
-        self._roster.spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
+        self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
+
+    def _spawn(
+        self,
+        kind: str,
+        name: str,
+        payload: Payload,
+        settings: dict[str, Any],
+        fds: list[int],
+        *,
+        incarnation: int = 0,
+    ) -> None:
+        ports: list[int] = []
+        if self._tcp is not None:
+            settings = settings | {"tcp": self._tcp.settings_of(name)}
+            fds = fds + self._tcp.fds_of(name)
+            ports = self._tcp.ports_of(name)
+        self._roster.spawn(kind, name, payload, settings, fds, incarnation=incarnation, ports=ports)
+
+    def _line_to_coordinator(self, name: str, attach: AttachReplica | AttachShard) -> list[int]:
+        """Make a connection with the coordinator; return this end, unless the role connects by itself."""
+        if self._tcp is not None:
+            return []
+        near, far = self._pair()
+        self._attachments.append(("coordinator", attach, [far]))
+        return [near]
 
     def _exchange(self, replica: int, name: str, *, num_gradients: int) -> list[int]:
         """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
         fds: list[int] = []
+        if self._tcp is not None:
+            return fds
         for shard in self._serving:
             plan = ExchangePlan(self._prepared.layout.slices_of(shard), num_gradients)
             near, far = self._pair()

@@ -39,6 +39,8 @@ from squall.wire.control import (
     StopRun,
     Waiting,
 )
+from squall.wire.joining import JoinCoordinator
+from squall.wire.listener import Door, Guest, Listener
 from squall.wire.messages import Ask, Goodbye, Refused
 from squall.wire.messages import Diverged as DivergedAt
 from squall.wire.traffic import TrafficMeter
@@ -53,11 +55,16 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     """Serve as coordinator until the launcher says to finish.
 
     Args:
-        settings: "began" (monotonic), "num_replicas", "num_shards", "max_staleness".
+        settings: "began" (monotonic), "num_replicas", "num_shards", "max_staleness"; "tcp", if the others come that
+            way: a mapping with "token", and "address", its own.
         load: "plan" and "settled".
         launcher: the connection to it.
-        fds: none.
+        fds: with "tcp", sockets that listen.
     """
+    tcp = settings.get("tcp")
+    door = None
+    if tcp is not None:
+        door = Door(Listener.from_fds(fds, tcp["address"]), tcp["token"], (JoinCoordinator,))
     machine = CoordinatorMachine(
         plan=load["plan"],
         num_replicas=settings["num_replicas"],
@@ -65,18 +72,22 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         settled=load["settled"],
         max_staleness=settings["max_staleness"],
     )
-    CoordinatorServer(machine, launcher, settings["began"]).run()
+    CoordinatorServer(machine, launcher, settings["began"], door).run()
 
 
 class CoordinatorServer:
     """Carries out what one `CoordinatorMachine` decides."""
 
-    def __init__(self, machine: CoordinatorMachine, launcher: Connection, began: float) -> None:
+    def __init__(
+        self, machine: CoordinatorMachine, launcher: Connection, began: float, door: Door | None
+    ) -> None:
         self._machine = machine
+        self._door = door
         self._launcher = launcher
         self._began = began
         self._replicas: dict[int, tuple[int, int, Connection]] = {}  # by descriptor: replica, incarnation
         self._lines: dict[tuple[int, int], Connection] = {}
+        self._come: set[tuple[str, int, int]] = set()  # over TCP: role, number, incarnation
         self._shards: dict[int, Connection] = {}
         self._shard_of: dict[int, int] = {}  # by descriptor
         self._closings: list[ClosedBlock] = []
@@ -85,7 +96,9 @@ class CoordinatorServer:
         self._is_finished = False
         self._traffic = TrafficMeter("coordinator")
         self._epoll = select.epoll()
-        self._epoll.register(launcher.fileno(), select.EPOLLIN)
+        for end in (launcher, door):
+            if end is not None:
+                self._epoll.register(end.fileno(), select.EPOLLIN)
 
     def _now(self) -> float:
         return time.monotonic() - self._began
@@ -105,6 +118,8 @@ class CoordinatorServer:
                 self._handle(Tick(now=now))
                 self._tell_waits(now)
                 self._tell_count()
+                if self._door is not None:
+                    self._door.tick()
         self._tell_count()
 
     # What arrives ---------------------------------------------------------------------------------------
@@ -114,7 +129,10 @@ class CoordinatorServer:
             self._read_replica(fd)
         elif fd in self._shard_of:
             self._read_shard(fd)
-        else:
+        elif self._door is not None and fd == self._door.fileno():
+            for guest in self._door.step():
+                self._let_in(guest)
+        elif fd == self._launcher.fileno():
             received = self._launcher.receive()
             if received is None:
                 raise SystemExit(1)
@@ -124,18 +142,17 @@ class CoordinatorServer:
         replica, incarnation, connection = self._replicas[fd]
         why = "its process is gone"
         try:
-            received = connection.receive()
-            if received is not None:
-                message = received[0]
+            for message, _ in connection.arrived():
                 if not isinstance(message, Ask | Goodbye):
                     raise RemoteProtocolError(reason=f"a replica sent a {type(message).__name__}")
                 self._handle(
                     FromReplica(now=self._now(), replica=replica, incarnation=incarnation, message=message)
                 )
+            if not connection.is_ended:
                 return
         except RemoteProtocolError as error:
             why = f"it broke the protocol: {error}"
-        self._epoll.unregister(fd)
+        self._epoll.unregister(connection.fileno())
         del self._replicas[fd], self._lines[replica, incarnation]
         self._traffic.ended(connection)
         connection.close()
@@ -143,25 +160,48 @@ class CoordinatorServer:
 
     def _read_shard(self, fd: int) -> None:
         shard = self._shard_of[fd]
-        received = self._shards[shard].receive()
-        if received is None:
-            self._epoll.unregister(fd)
+        connection = self._shards[shard]
+        for message, _ in connection.arrived():
+            if isinstance(message, Refused | DivergedAt):
+                self._handle(FromShard(now=self._now(), shard=shard, message=message))
+        if connection.is_ended:
+            self._epoll.unregister(connection.fileno())
             del self._shards[shard], self._shard_of[fd]
-        elif isinstance(received[0], Refused | DivergedAt):
-            self._handle(FromShard(now=self._now(), shard=shard, message=received[0]))
+
+    def _let_in(self, guest: Guest) -> None:
+        """Take a role that has come over TCP."""
+        told: JoinCoordinator = guest.introduction
+        if (told.role, told.number, told.incarnation) in self._come or not self._belongs(told):
+            guest.turn_away(f"expected a role of this run that has not come before, but got {told}")
+            return
+        self._come.add((told.role, told.number, told.incarnation))
+        if told.role == "replica":
+            connection = Connection(guest.stream(self._epoll), f"replica{told.number}.0")
+            self._attach_replica(told.number, told.incarnation, connection)
+        else:
+            self._attach_shard(told.number, Connection(guest.stream(self._epoll), f"shard{told.number}"))
+
+    def _belongs(self, told: JoinCoordinator) -> bool:
+        num = {"replica": self._machine.num_replicas, "shard": self._machine.num_shards}.get(told.role, 0)
+        return 0 <= told.number < num
+
+    def _attach_replica(self, replica: int, incarnation: int, connection: Connection) -> None:
+        self._replicas[connection.fileno()] = (replica, incarnation, connection)
+        self._lines[replica, incarnation] = connection
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+        self._handle(Joined(now=self._now(), replica=replica, incarnation=incarnation))
+
+    def _attach_shard(self, shard: int, connection: Connection) -> None:
+        self._shards[shard] = connection
+        self._shard_of[connection.fileno()] = shard
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
             case AttachReplica(replica=replica, incarnation=incarnation):
-                connection = Connection.from_fd(fds[0], f"replica{replica}.0")
-                self._replicas[connection.fileno()] = (replica, incarnation, connection)
-                self._lines[replica, incarnation] = connection
-                self._epoll.register(connection.fileno(), select.EPOLLIN)
-                self._handle(Joined(now=self._now(), replica=replica, incarnation=incarnation))
+                self._attach_replica(replica, incarnation, Connection.from_fd(fds[0], f"replica{replica}.0"))
             case AttachShard(shard=shard):
-                self._shards[shard] = connection = Connection.from_fd(fds[0], f"shard{shard}")
-                self._shard_of[connection.fileno()] = shard
-                self._epoll.register(connection.fileno(), select.EPOLLIN)
+                self._attach_shard(shard, Connection.from_fd(fds[0], f"shard{shard}"))
             case StopRun(why=why):
                 self._handle(Stop(now=self._now(), why=why))
             case Finish():

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from squall.errors import LostError
 from squall.model.buffers import BufferSpace
-from squall.model.exchange import ExchangePlan
 from squall.replica.compute import ReplicaCompute, Task
 from squall.replica.data_worker import Duty, Packing
 from squall.replica.downpour import Compute, DownpourLoop, downpour
+from squall.replica.exchange import connect_coordinator, connect_shards
 from squall.replica.loading import Loader, LoadsAhead, LoadsHere
 from squall.replica.session import (
     FromCoordinator,
@@ -41,11 +41,12 @@ def serve(
     """Train as one worker until the coordinator says to leave.
 
     Args:
-        settings: "name"; "threads"; "shards", the shards with slices of this worker's partition.
+        settings: "name"; "threads"; "shards", the shards with slices of this worker's partition; "replica"; "tcp",
+            if it is to connect that way (see `squall.replica.exchange.connect_shards`).
         load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
-        fds: the connection to the coordinator, the memory for the model's buffers, then for each of "shards" its
-            connection and the memory shared with it.
+        fds: the memory for the model's buffers; then, unless "tcp" is there, the connection to the coordinator, and
+            for each of "shards" its connection and the memory shared with it.
         packing: how minibatches come from data workers.
     """
     # Before torch is told of threads: what is forked after it has used some may hang.
@@ -94,25 +95,21 @@ class ReplicaRunner:
         task: Task = load["task"]
         layout = task.layout
         self._launcher = launcher
-        self._coordinator = Connection.from_fd(fds[0], "coordinator")
         self._buffer_space: BufferSpace = load["buffers"]
         self._buffer_memory = self._buffer_space.memory(
-            SharedArena.attach(fds[1], self._buffer_space.arena_bytes, writable=True)
+            SharedArena.attach(fds[0], self._buffer_space.arena_bytes, writable=True)
         )
         self._model = task.model
-        self._shards: dict[int, Connection] = {}
         loop: DownpourLoop = load["loop"]
+        ends = iter(fds[1:])
+        self._coordinator = connect_coordinator(settings, next(ends, None))
+        self._shards = connect_shards(settings, layout, list(ends), num_gradients=loop.num_gradients)
         gradients: list[dict[int, Tensor]] = [{} for _ in range(loop.num_gradients)]
         buffers: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
-        for index, shard in enumerate(settings["shards"]):
-            connection_fd, arena_fd = fds[2 + 2 * index : 4 + 2 * index]
-            self._shards[shard] = Connection.from_fd(connection_fd, f"shard{shard}")
-            plan = ExchangePlan(layout.slices_of(shard), num_gradients=loop.num_gradients)
-            arena = SharedArena.attach(arena_fd, plan.num_bytes, writable=True)
-            views = plan.views(arena)
-            for mine, theirs in zip(gradients, views.gradients, strict=True):
+        for exchange in self._shards.values():
+            for mine, theirs in zip(gradients, exchange.views.gradients, strict=True):
                 mine.update(theirs)
-            for mine, theirs in zip(buffers, views.buffers, strict=True):
+            for mine, theirs in zip(buffers, exchange.views.buffers, strict=True):
                 mine.update(theirs)
         numbers = range(len(layout.slices))
         self._compute = ReplicaCompute(
@@ -130,7 +127,7 @@ class ReplicaRunner:
             ],
         )
         self._events: deque[SessionEvent] = deque()
-        self._by_fd = {connection.fileno(): shard for shard, connection in self._shards.items()}
+        self._by_fd = {exchange.fileno(): shard for shard, exchange in self._shards.items()}
         self._poll = select.poll()
         for fd in (*self._by_fd, self._coordinator.fileno()):
             self._poll.register(fd, select.POLLIN)
@@ -154,15 +151,11 @@ class ReplicaRunner:
     def _receive(self) -> None:
         """Wait until a peer says something."""
         for fd, _ in self._poll.poll():
-            shard = self._by_fd.get(fd)
-            connection = self._coordinator if shard is None else self._shards[shard]
-            received = connection.receive()
-            if received is None:
-                raise LostError(reason=f"{self.name} lost its connection to {connection.name}")
-            if shard is None:
-                self._hear(received[0])
+            if (shard := self._by_fd.get(fd)) is None:
+                self._hear_coordinator()
             else:
-                self._events.append(FromShard(shard=shard, message=received[0]))
+                replies = self._shards[shard].replies()
+                self._events.extend(FromShard(shard=shard, message=reply) for reply in replies)
 
     def _carry_out(self, effect: SessionEffect) -> None:
         match effect:
@@ -182,8 +175,11 @@ class ReplicaRunner:
 
     def _hear_coordinator(self) -> None:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""
-        while (received := self._coordinator.try_receive()) is not None:
-            self._hear(received[0])
+        while arrived := self._coordinator.arrived():
+            for message, _ in arrived:
+                self._hear(message)
+        if self._coordinator.is_ended:
+            raise LostError(reason=f"{self.name} lost its connection to {self._coordinator.name}")
 
     def _hear(self, message: Any) -> None:
         """A message of the coordinator: for the session, and a lease for whoever loads ahead, too."""

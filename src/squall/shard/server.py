@@ -4,9 +4,9 @@ Walk of a push: its message arrives on the worker's socket, the machine decides,
 where the worker left it and writes the new values through, a row goes to the ledger, the answer goes back.
 """
 
-import contextlib
 import select
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,16 @@ import torch
 
 from squall.errors import RemoteProtocolError
 from squall.machines import drive
-from squall.model.exchange import ExchangePlan
 from squall.model.layout import Layout
 from squall.observe.ledger import LedgerWriter
 from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
+from squall.shard.lines import LineEvent, Lines, SharedLines, tell_closing
 from squall.shard.machine import (
     Answer,
     Apply,
-    Attach,
     Close,
-    Detach,
     FromCoordinator,
     FromWorker,
     Record,
@@ -36,16 +34,18 @@ from squall.shard.machine import (
     SliceBook,
     Store,
     Tell,
-    Worker,
     WriteOut,
 )
 from squall.shard.records import ledger_row
 from squall.shard.store import shard_file, write_slices
-from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
+from squall.shard.tcp_lines import TcpLines
+from squall.shard.tensors import PushRecorder, ShardTensors
 from squall.wire.connection import Connection
 from squall.wire.control import AttachWorker, Finish, Ready, Saved, SaveSlices
-from squall.wire.memory import SharedArena
-from squall.wire.messages import Fetch, Push, Refuse
+from squall.wire.joining import JoinBulk, JoinCoordinator, JoinShard
+from squall.wire.listener import Door, Listener
+from squall.wire.messages import Refuse
+from squall.wire.tcp import call_coordinator
 from squall.wire.traffic import TrafficMeter
 
 COUNTED_EVERY_S = 0.5
@@ -55,10 +55,11 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     """Serve one shard until the launcher says to finish.
 
     Args:
-        settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record".
+        settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record"; "tcp", if workers come
+            that way: a mapping with "token", "addresses" of roles, and "address", its own.
         load: "layout", "rule", "states" and "books" of this shard.
         launcher: the connection to it.
-        fds: the connection to the coordinator.
+        fds: the connection to the coordinator; or, with "tcp", sockets that listen.
     """
     torch.set_grad_enabled(False)
     ShardServer(settings, load, launcher, fds).run()
@@ -90,17 +91,29 @@ class ShardServer:
         name = f"shard{self._shard}-{self._incarnation}.ledger"
         self._ledger = LedgerWriter(self._directory / "ledger" / name)
         self._launcher = launcher
-        self._coordinator = Connection.from_fd(fds[0], "coordinator")
-        self._workers: dict[int, tuple[Worker, Connection]] = {}  # by descriptor
-        self._lines: dict[tuple[int, int], Connection] = {}  # by place
         self._traffic = TrafficMeter(f"shard{self._shard}")
+        self._coordinator, self._lines = self._connect(settings.get("tcp"), fds)
         self._epoll = select.epoll()
         self._is_finished = False
         self._has_recorded = False
 
+    def _connect(self, tcp: dict[str, Any] | None, fds: list[int]) -> tuple[Connection, Lines]:
+        if tcp is None:
+            specs = self._layout.slices_of(self._shard)
+            return Connection.from_fd(fds[0], "coordinator"), SharedLines(specs, self._tensors, self._traffic)
+        me = JoinCoordinator(role="shard", number=self._shard, incarnation=self._incarnation)
+        lines = TcpLines(
+            shard=self._shard,
+            layout=self._layout,
+            tensors=self._tensors,
+            door=Door(Listener.from_fds(fds, tcp["address"]), tcp["token"], (JoinShard, JoinBulk)),
+            traffic=self._traffic,
+        )
+        return call_coordinator(f"shard{self._shard}", me, tcp), lines
+
     def run(self) -> None:
-        for connection in (self._launcher, self._coordinator):
-            self._epoll.register(connection.fileno(), select.EPOLLIN)
+        for end in (self._launcher, self._coordinator, self._lines):
+            self._epoll.register(end.fileno(), select.EPOLLIN)
         self._launcher.send(Ready())
         counted_at = time.monotonic()
         while not self._is_finished:
@@ -110,6 +123,7 @@ class ShardServer:
                 counted_at = now
                 self._ledger.flush()
                 self._tell_count()
+                self._serve(self._lines.tick())
         self._ledger.close()
         if self._recorder is not None:
             self._recorder.close()
@@ -118,69 +132,40 @@ class ShardServer:
     # What arrives ---------------------------------------------------------------------------------------
 
     def _read(self, fd: int) -> None:
-        if fd in self._workers:
-            self._read_worker(fd)
+        if fd == self._lines.fileno():
+            self._serve(self._lines.events())
         elif fd == self._coordinator.fileno():
-            received = self._coordinator.receive()
-            if received is None:
+            for message, _ in self._coordinator.arrived():
+                if isinstance(message, Refuse):
+                    self._handle(FromCoordinator(message=message))
+            if self._coordinator.is_ended:
                 self._epoll.unregister(fd)
-            elif isinstance(received[0], Refuse):
-                self._handle(FromCoordinator(message=received[0]))
         elif fd == self._launcher.fileno():
             received = self._launcher.receive()
             if received is None:
                 raise SystemExit(1)  # nobody is left to serve
             self._obey(*received)
 
-    def _read_worker(self, fd: int) -> None:
-        worker, connection = self._workers[fd]
-        try:
-            received = connection.receive()
-            if received is not None:
-                message = received[0]
-                if not isinstance(message, Fetch | Push):
-                    raise RemoteProtocolError(
-                        reason=f"{connection.name} sent a {type(message).__name__} to a shard"
-                    )
-                self._handle(FromWorker(sender=worker, message=message))
-                return
-        except RemoteProtocolError as error:
-            print(f"closing the connection of {connection.name}: {error}", flush=True)
-        except ConnectionError:
-            pass
-        self._drop(fd)
-
-    def _drop(self, fd: int) -> None:
-        worker, connection = self._workers.pop(fd)
-        self._epoll.unregister(fd)
-        self._handle(Detach(worker=worker))
-        self._traffic.ended(connection)
-        if self._lines.get(worker.place) is connection:
-            del self._lines[worker.place]
-            self._tensors.detach(worker)
-        connection.close()
+    def _serve(self, events: Iterable[LineEvent]) -> None:
+        """Handle what workers do; one that breaks the protocol is dropped, and nobody else notices."""
+        for event in events:
+            try:
+                self._handle(event)
+            except RemoteProtocolError as error:
+                worker = event.sender if isinstance(event, FromWorker) else event.worker
+                tell_closing(f"replica{worker.replica}.{worker.partition}", error)
+                self._serve(self._lines.drop(worker))
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
             case AttachWorker():
-                self._attach(message, fds)
+                assert isinstance(self._lines, SharedLines)
+                self._handle(self._lines.attach(message, fds))
             case SaveSlices(name=name):
                 self._handle(Save(name=name))
             case Finish():
                 self._handle(Close())
                 self._is_finished = True
-
-    def _attach(self, told: AttachWorker, fds: tuple[int, ...]) -> None:
-        worker = Worker(replica=told.replica, partition=told.partition, incarnation=told.incarnation)
-        plan = ExchangePlan(self._layout.slices_of(self._shard), told.num_gradients)
-        arena = SharedArena.attach(fds[1], plan.num_bytes, writable=True)
-        views = plan.views(arena)
-        connection = Connection.from_fd(fds[0], told.name)
-        self._tensors.attach(worker, WorkerMemory(gradients=views.gradients, buffers=views.buffers))
-        self._workers[connection.fileno()] = (worker, connection)
-        self._lines[worker.place] = connection
-        self._epoll.register(connection.fileno(), select.EPOLLIN)
-        self._handle(Attach(worker=worker))
 
     # What the machine wants -----------------------------------------------------------------------------
 
@@ -189,22 +174,19 @@ class ShardServer:
 
     def _carry_out(self, effect: ShardEffect) -> ShardEvent | None:
         match effect:
-            case Apply(sender=sender, push=push, slices=slices):
-                self._count(sender, slices, is_pushed=True, is_fetched=push.into is not None)
+            case Apply():
+                self._lines.before_apply(effect)
                 return self._tensors.apply(effect)
-            case Answer(to=worker, message=message):
-                if (line := self._lines.get(worker.place)) is not None:
-                    with contextlib.suppress(ConnectionError):  # its end is read, and told, in its turn
-                        line.send(message)
+            case Answer():
+                self._lines.answer(effect)
             case Record():
                 time_s = time.monotonic() - self._began
                 self._ledger.append(ledger_row(self._shard, self._incarnation, effect, time_s))
                 if not self._has_recorded:
                     self._has_recorded = True
                     self._ledger.flush()  # who watches a run start should see it start
-            case WriteOut(to=worker, slices=slices):
-                self._count(worker, slices, is_pushed=False, is_fetched=True)
-                self._tensors.write_out(effect)
+            case WriteOut():
+                self._lines.write_out(effect)
             case Tell(message=message):
                 self._coordinator.send(message)
             case Store(name=name, books=books):
@@ -221,16 +203,8 @@ class ShardServer:
 
     # What it has cost -----------------------------------------------------------------------------------
 
-    def _count(self, worker: Worker, slices: tuple[int, ...], *, is_pushed: bool, is_fetched: bool) -> None:
-        if (line := self._lines.get(worker.place)) is not None:
-            num_bytes = sum(self._layout.slices[number].num_bytes for number in slices)
-            self._traffic.count_tensors(
-                line.name, received=num_bytes * is_pushed, sent=num_bytes * is_fetched
-            )
-
     def _tell_count(self) -> None:
-        workers = (connection for _, connection in self._workers.values())
-        self._launcher.send(self._traffic.counted([self._coordinator, *workers]))
+        self._launcher.send(self._traffic.counted([self._coordinator, *self._lines.counted()]))
 
 
 def _own(state: SliceState) -> SliceState:

@@ -19,11 +19,11 @@ from squall.shard.machine import Applied, Apply, NotFinite, Worker, WriteOut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
-    """Memory that a worker and this shard share, by slice.
+    """Where a worker's gradients are read and its values are written, by slice.
 
     Attributes:
         gradients: one or two sets, written by the worker, read here while its push is pending.
-        buffers: the two parameter buffers, written here.
+        buffers: the two parameter buffers, written here; empty where the worker's are out of reach.
     """
 
     gradients: Sequence[Mapping[int, Tensor]]
@@ -71,7 +71,7 @@ class ShardTensors:
                 gradient,
                 absent=absent,
                 minibatches=push.minibatches,
-                out=None if push.into is None else memory.buffers[push.into][number],
+                out=None if push.into is None else memory.buffers[push.into].get(number),
             )
             if bad is not None:
                 return NotFinite(tensor=bad)

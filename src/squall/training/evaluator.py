@@ -5,26 +5,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from squall.errors import LostError, SquallError, UserCodeError
+from squall.errors import SquallError, UserCodeError
 from squall.model.buffers import BufferSpace
-from squall.model.exchange import ExchangePlan
+from squall.replica.exchange import connect_shards, wait_for_reply
 from squall.training.best import BestKeeper
 from squall.training.evaluation import Evaluation
 from squall.wire.connection import Connection
 from squall.wire.control import EvaluateNow, Finish, Measured, Ready
 from squall.wire.memory import SharedArena
-from squall.wire.messages import Fetch, Fetched
+from squall.wire.messages import Fetch
 
 
 def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
     """Evaluate whenever the launcher asks, until it says to finish.
 
     Args:
-        settings: "shards", those that hold slices; "num_replicas".
+        settings: "shards", those that hold slices; "num_replicas"; "replica", what stands for one in shards' books;
+            "tcp", if it is to connect that way.
         load: "model", which is written, its "buffers", "evaluation" and "best".
         launcher: the connection to it.
-        fds: each replica's memory for its model's buffers, then for each of "shards" its connection and the
-            memory shared with it.
+        fds: each replica's memory for its model's buffers; then, unless "tcp" is there, for each of "shards" its
+            connection and the memory shared with it.
     """
     torch.set_num_threads(1)
     evaluator = Evaluator(settings, load, fds)
@@ -59,27 +60,26 @@ class Evaluator:
             self._space.memory(SharedArena.attach(fd, arena_bytes, writable=False))
             for fd in fds[:num_replicas]
         ]
-        self._shards: dict[int, Connection] = {}
+        self._shards = connect_shards(
+            settings, self._evaluation.layout, fds[num_replicas:], num_gradients=0, is_reader=True
+        )
         self._vectors: dict[int, Tensor] = {}
-        for index, shard in enumerate(settings["shards"]):
-            connection_fd, arena_fd = fds[num_replicas + 2 * index : num_replicas + 2 * index + 2]
-            self._shards[shard] = Connection.from_fd(connection_fd, f"shard{shard}")
-            plan = ExchangePlan(self._evaluation.layout.slices_of(shard), num_gradients=0)
-            arena = SharedArena.attach(arena_fd, plan.num_bytes, writable=False)
-            self._vectors |= plan.views(arena).buffers[0]
+        for exchange in self._shards.values():
+            self._vectors |= exchange.views.buffers[0]
         self._requests = 0
 
     def fetch(self) -> tuple[int, ...]:
-        """Fetch every slice once; return their versions, in order of slices."""
+        """Fetch every slice once; return their versions, in order of slices.
+
+        Raises:
+            LostError: a shard is gone.
+        """
         self._requests += 1
         versions: dict[int, int] = {}
         for shard in self._shards.values():
             shard.send(Fetch(request=self._requests, into=0))
         for shard in self._shards.values():
-            received = shard.receive()
-            if received is None or not isinstance(received[0], Fetched):
-                raise LostError(reason=f"the evaluator lost its connection to {shard.name}")
-            versions |= {state.slice: state.version for state in received[0].states}
+            versions |= {state.slice: state.version for state in wait_for_reply(shard).states}
         return tuple(versions[number] for number in sorted(versions))
 
     def measure(self, minibatches: int) -> dict[str, float]:

@@ -134,6 +134,11 @@ class Channel:
         """Return a message that is already there; None where there is none, or at the end (`is_ended`)."""
         return self.receive() if self._poll.poll(0) else None
 
+    def arrived(self) -> list[tuple[bytes, tuple[int, ...]]]:
+        """A message that is already there, as a list of one; `is_ended` at the end."""
+        received = self.try_receive()
+        return [] if received is None else [received]
+
     def fileno(self) -> int:
         return self._socket.fileno()
 

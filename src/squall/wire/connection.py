@@ -6,9 +6,11 @@ from typing import Any
 from squall.wire.channel import Channel
 from squall.wire.codec import Codec
 from squall.wire.control import CONTROL_CODES
+from squall.wire.joining import JOINING_CODES
 from squall.wire.messages import CODES
+from squall.wire.stream import StreamChannel
 
-CODEC = Codec({**CODES, **CONTROL_CODES})
+CODEC = Codec({**CODES, **JOINING_CODES, **CONTROL_CODES})
 
 
 class Connection:
@@ -21,7 +23,7 @@ class Connection:
 
     __slots__ = ("channel", "name")
 
-    def __init__(self, channel: Channel, name: str) -> None:
+    def __init__(self, channel: Channel | StreamChannel, name: str) -> None:
         self.channel = channel
         self.name = name
 
@@ -50,6 +52,24 @@ class Connection:
         """A message that is already there; None if there is none, or at the end (`is_ended`)."""
         received = self.channel.try_receive()
         return None if received is None else (CODEC.decode(received[0]), received[1])
+
+    def arrived(self) -> list[tuple[Any, tuple[int, ...]]]:
+        """All messages that are there whole, of one read, for a server that must not wait; `is_ended` after the last.
+
+        Raises:
+            RemoteProtocolError: what arrived is no message.
+        """
+        return [(CODEC.decode(data), fds) for data, fds in self.channel.arrived()]
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Bytes and messages received, bytes and messages sent."""
+        channel = self.channel
+        return (
+            channel.bytes_received,
+            channel.messages_received,
+            channel.bytes_sent,
+            channel.messages_sent,
+        )
 
     @property
     def is_ended(self) -> bool:

@@ -1,9 +1,20 @@
 """Counts what passes a role's connections, bytes of shared tensors included."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
-from squall.wire.connection import Connection
 from squall.wire.control import Counted, LinkCount
+
+
+class Counting(Protocol):
+    """A connection, or several to the same peer, that counts."""
+
+    @property
+    def name(self) -> str: ...
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Bytes and messages received, bytes and messages sent."""
+        ...
 
 
 class TrafficMeter:
@@ -23,13 +34,13 @@ class TrafficMeter:
         before = self._bulk.get(peer, (0, 0))
         self._bulk[peer] = (before[0] + received, before[1] + sent)
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, connection: Counting) -> None:
         """Keep the figures of a connection that is about to be closed."""
         for link in self._links(connection):
             self._add(self._past, link)
         self._bulk.pop(connection.name, None)
 
-    def counted(self, connections: Iterable[Connection]) -> Counted:
+    def counted(self, connections: Iterable[Counting]) -> Counted:
         """The figures of all connections, past ones and these."""
         totals = dict(self._past)
         for connection in connections:
@@ -42,21 +53,22 @@ class TrafficMeter:
             )
         )
 
-    def _links(self, connection: Connection) -> tuple[LinkCount, LinkCount]:
-        channel, peer = connection.channel, connection.name
-        received, sent = self._bulk.get(peer, (0, 0))
+    def _links(self, connection: Counting) -> tuple[LinkCount, LinkCount]:
+        peer = connection.name
+        tensors_received, tensors_sent = self._bulk.get(peer, (0, 0))
+        received, messages_received, sent, messages_sent = connection.counts()
         return (
             LinkCount(
                 sender=peer,
                 receiver=self._name,
-                num_bytes=channel.bytes_received + received,
-                messages=channel.messages_received,
+                num_bytes=received + tensors_received,
+                messages=messages_received,
             ),
             LinkCount(
                 sender=self._name,
                 receiver=peer,
-                num_bytes=channel.bytes_sent + sent,
-                messages=channel.messages_sent,
+                num_bytes=sent + tensors_sent,
+                messages=messages_sent,
             ),
         )
 
