@@ -5,6 +5,7 @@ come into. It writes a gradient, sends a `Push` that names the buffers, and may 
 """
 
 import contextlib
+import itertools
 import queue
 import select
 import socket
@@ -17,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from squall.errors import LostError, RemoteProtocolError, SquallError
+from squall.errors import ConfigError, LostError, RemoteProtocolError, SquallError
 from squall.model.exchange import ExchangePlan, ExchangeViews
 from squall.model.layout import Layout
 from squall.wire.bulk import Incoming, Outgoing, bytes_of
@@ -32,6 +33,10 @@ Request: TypeAlias = Fetch | Push
 Reply: TypeAlias = Fetched | Pushed
 
 LOST_AFTER_S = 60.0
+PAIRING_ATTEMPTS = 3
+MOST_REPEATS = 8  # of one request, each over a new link
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
+CLOSE_S = 1.0
 SILENT_AFTER_S = 30.0
 SILENT_TIMES = 20.0
 
@@ -109,22 +114,36 @@ class SharedExchange:
 class TcpExchange:
     """An `Exchange` over two TCP connections, by a thread that sends and receives straight from and into the views.
 
-    A connection that breaks is made anew and the request repeated: the shard knows by the block whether it has
-    had it. One that stays silent for 20 times the longest answer so far, and at least 30 s, counts as broken.
+    A connection that breaks is made anew and the request repeated, a few times: the shard knows by the block whether it
+    has had it. One that stays silent for 20 times the longest answer so far, and at least 30 s, counts as broken.
 
     Args:
         caller: reaches the shard.
         introduction: who we are.
         plan: of the memory that this end has for itself.
+        lost_after_s: how long to try to connect again before the shard counts as lost [seconds].
+
+    Raises:
+        ConfigError: the shard refuses us for good.
+        LostError: it does not answer.
     """
 
-    def __init__(self, name: str, caller: Caller, introduction: JoinShard, plan: ExchangePlan) -> None:
+    def __init__(
+        self,
+        name: str,
+        caller: Caller,
+        introduction: JoinShard,
+        plan: ExchangePlan,
+        *,
+        lost_after_s: float = LOST_AFTER_S,
+    ) -> None:
         self.name = name
+        self._lost_after_s = lost_after_s
         self._caller = caller
         self._introduction = introduction
         self._specs = plan.specs
         self.views = plan.views(_OwnMemory(plan.num_bytes))
-        self._link: _TcpLink | None = self._dial()
+        self._link: _TcpLink | None = self._dial(None)
         self._slowest_s = 0.0
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._done: deque[Reply | SquallError] = deque()
@@ -159,7 +178,7 @@ class TcpExchange:
         self._requests.put(None)
         if (link := self._link) is not None:
             link.shut()
-        self._thread.join()
+        self._thread.join(CLOSE_S)  # unless it is trying to connect again, of which nobody will know
         self._near.close()
         self._far.close()
 
@@ -179,11 +198,11 @@ class TcpExchange:
 
     def _answered(self, request: Request) -> Reply:
         """Have it answered, over a new link where one breaks."""
-        began = time.monotonic()
+        repeats = 0
         while True:
             try:
                 if self._link is None:
-                    self._link = self._dial()
+                    self._link = self._dial(self._lost_after_s)
                 asked = time.monotonic()
                 reply = self._exchange(self._link, request)
                 self._slowest_s = max(self._slowest_s, time.monotonic() - asked)
@@ -192,13 +211,23 @@ class TcpExchange:
                 if self._link is not None:
                     self._link.close()
                     self._link = None
-                if self._is_closed or time.monotonic() - began > LOST_AFTER_S + self._patience_s():
+                if self._is_closed or repeats == MOST_REPEATS:
                     raise LostError(reason=f"lost its connection to {self.name}: {error}") from error
                 print(f"the connection to {self.name} broke, and is made anew: {error}", flush=True)
+            time.sleep(min(FIRST_PAUSE_S * 2**repeats, LONGEST_PAUSE_S))
+            repeats += 1
 
-    def _dial(self) -> "_TcpLink":
-        control, welcome = self._caller.call(self._introduction)
-        bulk, _ = self._caller.call(JoinBulk(link=welcome.link))
+    def _dial(self, patience_s: float | None) -> "_TcpLink":
+        for attempt in itertools.count(1):
+            control, welcome = self._caller.call(self._introduction, patience_s)
+            try:
+                bulk, _ = self._caller.call(JoinBulk(link=welcome.link), patience_s)
+                break
+            except SquallError as error:
+                control.close()
+                # The first connection broke meanwhile, and its number means nothing any more.
+                if attempt == PAIRING_ATTEMPTS or not isinstance(error, ConfigError):
+                    raise
         return _TcpLink(self.name, control, bulk)
 
     def _exchange(self, link: "_TcpLink", request: Request) -> Reply:

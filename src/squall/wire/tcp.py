@@ -13,7 +13,8 @@ from squall.wire.hello import GREETING_BYTES, VERDICT_BYTES, CallerHello, Refuse
 from squall.wire.joining import Introduction, JoinCoordinator, Unwelcome, Welcome
 from squall.wire.stream import StreamChannel
 
-ANSWER_S = 10.0
+ANSWER_S = 10.0  # to each step of the hello
+WELCOME_S = 60.0  # to the introduction, which a busy role may take a while to read
 START_S = 300.0
 WAITS_TOLD_AFTER_S = 5.0
 BUFFER_BYTES = 4 << 20
@@ -56,13 +57,19 @@ class Caller:
         self._token = check_token(token)
         self._patience_s = patience_s
 
-    def call(self, introduction: Introduction) -> tuple[StreamChannel, Welcome]:
+    def call(
+        self, introduction: Introduction, patience_s: float | None = None
+    ) -> tuple[StreamChannel, Welcome]:
         """Connect and be let in.
+
+        Args:
+            patience_s: for this time only.
 
         Raises:
             ConfigError: the peer refuses us for good: other token, other version, other model.
             LostError: nobody answered in time.
         """
+        patience_s = self._patience_s if patience_s is None else patience_s
         began = told = time.monotonic()
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -72,10 +79,10 @@ class Caller:
                 if isinstance(error, RefusedError):
                     raise self._refused(error.reason) from error
                 now = time.monotonic()
-                if now - began > self._patience_s:
+                if now - began > patience_s:
                     raise LostError(
                         reason=f"{self._me} could not reach {self._peer} at {self._address} "
-                        f"within {self._patience_s:g} s: {error}"
+                        f"within {patience_s:g} s: {error}"
                     ) from error
                 if now - told > WAITS_TOLD_AFTER_S:
                     told = now
@@ -104,7 +111,7 @@ class Caller:
             raise
 
     def _welcome(self, channel: StreamChannel) -> Welcome:
-        received = channel.receive_within(self._patience_s)
+        received = channel.receive_within(WELCOME_S)
         if received is None:
             raise ConnectionError(f"{self._peer} closed the connection, or did not answer")
         answer: Any = CODEC.decode(received[0])
