@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from squall.blocks import Block, BlockSet
-from squall.coordinator import machine as coordinator
+from squall.coordinator import events as coordinator
 from squall.coordinator.machine import CoordinatorMachine
 from squall.machines import IllegalEventError, Machine, key_of
 from squall.replica import session as replica
 from squall.replica.downpour import Computed
 from squall.replica.session import ReplicaSession
-from squall.shard import machine as shard
-from squall.shard.machine import ShardMachine, Worker
+from squall.shard import events as shard
+from squall.shard.events import Worker
+from squall.shard.machine import ShardMachine
 from squall.slices import RangeSet
 from squall.wire.messages import (
     Ask,

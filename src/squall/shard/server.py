@@ -20,7 +20,8 @@ from squall.observe.ledger import LedgerWriter
 from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
-from squall.shard.machine import (
+from squall.shard.books import SliceBook
+from squall.shard.events import (
     Answer,
     Apply,
     Attach,
@@ -32,13 +33,12 @@ from squall.shard.machine import (
     Save,
     ShardEffect,
     ShardEvent,
-    ShardMachine,
-    SliceBook,
     Store,
     Tell,
     Worker,
     WriteOut,
 )
+from squall.shard.machine import ShardMachine
 from squall.shard.records import ledger_row
 from squall.shard.store import shard_file, write_slices
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
