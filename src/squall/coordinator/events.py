@@ -1,9 +1,9 @@
 """What the coordinator's decider is told, and what it wants done."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from squall.blocks import Block
+from squall.nouns import Noun
 from squall.observe.events import Joined as JoinedRun
 from squall.observe.events import Left as LeftRun
 from squall.observe.events import Redone
@@ -13,8 +13,7 @@ from squall.wire.messages import Ask, Diverged, Finished, Goodbye, Lease, Leave,
 # Events: each carries `now`, seconds on the run's clock -------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Joined(Noun, frozen=True, kw_only=True):
     """A replica's connection is open."""
 
     now: float
@@ -22,8 +21,7 @@ class Joined:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromReplica:
+class FromReplica(Noun, frozen=True, kw_only=True):
     """A replica's message arrived."""
 
     now: float
@@ -32,8 +30,7 @@ class FromReplica:
     message: Ask | Goodbye
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromShard:
+class FromShard(Noun, frozen=True, kw_only=True):
     """A shard's message arrived."""
 
     now: float
@@ -41,8 +38,7 @@ class FromShard:
     message: Refused | Diverged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(Noun, frozen=True, kw_only=True):
     """A replica's connection has ended without a goodbye."""
 
     now: float
@@ -51,15 +47,13 @@ class Lost:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(Noun, frozen=True, kw_only=True):
     """Time has passed."""
 
     now: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(Noun, frozen=True, kw_only=True):
     """End the stage now, with what is acknowledged."""
 
     now: float
@@ -72,8 +66,7 @@ CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | S
 # Effects ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToReplica:
+class ToReplica(Noun, frozen=True, kw_only=True):
     """Send a message to a replica."""
 
     replica: int
@@ -81,31 +74,27 @@ class ToReplica:
     message: Lease | Leave | Recall
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToShard:
+class ToShard(Noun, frozen=True, kw_only=True):
     """Send a message to a shard."""
 
     shard: int
     message: Refuse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class Closed(Noun, frozen=True, kw_only=True):
     """A block is done: every slice has it. Told once for each block."""
 
     replica: int
     report: Finished
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Noun, frozen=True, kw_only=True):
     """Something that a person may want to know."""
 
     event: JoinedRun | LeftRun | Redone | RefusedBlock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diverging:
+class Diverging(Noun, frozen=True, kw_only=True):
     """The run makes no sense any more: `what` of `tensor` (a name, or a number in the parameter space)."""
 
     what: str
@@ -113,8 +102,7 @@ class Diverging:
     block: Block
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Noun, frozen=True, kw_only=True):
     """Every replica has left or is given up: nothing more will be pushed."""
 
     why: str

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from squall.blocks import Block
+from squall.nouns import Noun
 from squall.wire.messages import Finished, Lease, Leave, Outcome, SliceState
 
 
@@ -48,8 +49,7 @@ class DownpourLoop:
 # Wishes, and what they are answered with ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(Noun, frozen=True, kw_only=True):
     """Compute the gradient of one minibatch and add it to the block's; answered with `Computed`.
 
     Attributes:
@@ -68,8 +68,7 @@ class Compute:
     minibatches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computed:
+class Computed(Noun, frozen=True, kw_only=True):
     """The result of one minibatch.
 
     Attributes:
@@ -87,8 +86,7 @@ class Computed:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
+class Gradient(Noun, frozen=True, kw_only=True):
     """What a push says of the block's gradient."""
 
     block: Block
@@ -101,50 +99,43 @@ class Gradient:
     based_on: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Noun, frozen=True, kw_only=True):
     """Push a gradient (if there is one) and fetch (if asked) with all shards; answered with `Exchanged`."""
 
     gradient: Gradient | None
     fetch: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class Begin(Noun, frozen=True, kw_only=True):
     """Begin an exchange and go on; answered with 0 at once. One at a time."""
 
     exchange: Exchange
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collect:
+class Collect(Noun, frozen=True, kw_only=True):
     """Wait for the exchange that was begun; answered with `Exchanged`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanged:
+class Exchanged(Noun, frozen=True, kw_only=True):
     """What the shards answered: per slice, its state after the exchange and what became of the push."""
 
     states: Mapping[int, SliceState]
     outcomes: Mapping[int, Outcome]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextBlock:
+class NextBlock(Noun, frozen=True, kw_only=True):
     """Report the last block and ask for another, without waiting; answered with a ticket."""
 
     finished: Finished | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Await:
+class Await(Noun, frozen=True, kw_only=True):
     """Wait for the answer to a `NextBlock`; answered with a `Lease` or `Leave`."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Noun, frozen=True, kw_only=True):
     """Ask whether the answer to a `NextBlock` is there; answered with 1 or 0."""
 
     ticket: int

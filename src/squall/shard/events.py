@@ -1,15 +1,14 @@
 """What a shard's decider is told, and what it wants done."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from squall.blocks import Block
+from squall.nouns import Noun
 from squall.shard.books import SliceBook
 from squall.wire.messages import Diverged, Fetch, Fetched, Outcome, Push, Pushed, Refuse, Refused
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class Worker(Noun, frozen=True, kw_only=True):
     """The process that runs one partition of one replica, in its `incarnation`-th life."""
 
     replica: int
@@ -24,56 +23,48 @@ class Worker:
 # Events -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attach:
+class Attach(Noun, frozen=True, kw_only=True):
     """A worker's buffers are mapped and its connection is open; an earlier life of it is over."""
 
     worker: Worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detach:
+class Detach(Noun, frozen=True, kw_only=True):
     """A worker's connection has ended."""
 
     worker: Worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromWorker:
+class FromWorker(Noun, frozen=True, kw_only=True):
     """A worker's request arrived."""
 
     sender: Worker
     message: Fetch | Push
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromCoordinator:
+class FromCoordinator(Noun, frozen=True, kw_only=True):
     """The coordinator's request arrived."""
 
     message: Refuse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class Applied(Noun, frozen=True, kw_only=True):
     """The update rule ran over every slice of the pending `Apply`, and all are finite."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotFinite:
+class NotFinite(Noun, frozen=True, kw_only=True):
     """The update rule ran, and left this tensor (by number in the parameter space) not finite."""
 
     tensor: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
+class Save(Noun, frozen=True, kw_only=True):
     """Write all slices to the checkpoint of this name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
+class Close(Noun, frozen=True, kw_only=True):
     """The run is over: answer nobody any more."""
 
 
@@ -83,8 +74,7 @@ ShardEvent: TypeAlias = Attach | Detach | FromWorker | FromCoordinator | Applied
 # Effects ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apply:
+class Apply(Noun, frozen=True, kw_only=True):
     """Run the update rule on these slices with the sender's gradient buffer; answer with an event.
 
     The new values are written through into the sender's parameter buffer `push.into`, unless it is None.
@@ -95,8 +85,7 @@ class Apply:
     slices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOut:
+class WriteOut(Noun, frozen=True, kw_only=True):
     """Copy these slices as they are now into the worker's parameter buffer `into`."""
 
     to: Worker
@@ -104,23 +93,20 @@ class WriteOut:
     into: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Noun, frozen=True, kw_only=True):
     """Send a reply to a worker."""
 
     to: Worker
     message: Fetched | Pushed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
+class Tell(Noun, frozen=True, kw_only=True):
     """Send a message to the coordinator."""
 
     message: Refused | Diverged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Noun, frozen=True, kw_only=True):
     """Write one row of the ledger.
 
     Attributes:
@@ -141,8 +127,7 @@ class Record:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class Store(Noun, frozen=True, kw_only=True):
     """Write the slices and these books to the checkpoint `name`."""
 
     name: str
