@@ -9,14 +9,16 @@ import textwrap
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 from unittest.mock import patch
 
 from squall.coordinator.machine import CoordinatorMachine
 from squall.machines import Machine, key_of
+from squall.nouns import Noun
 from squall.replica.session import ReplicaSession
 from squall.shard.machine import ShardMachine
 from squall.wire import messages
+from squall.wire.codec import code_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.simulated.directed import DIRECTED
@@ -40,7 +42,12 @@ simulated schedules of `tests/simulated`, with all that goes wrong in them.
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, "## Messages\n", conversation(), *map(message, messages.CODES.items())]
+    parts = [
+        INTRODUCTION,
+        "## Messages\n",
+        conversation(),
+        *map(message, sorted(get_args(messages.Message), key=code_of)),
+    ]
     led = seen()
     parts += ["## State tables\n", *(machine(kind, led) for kind in MACHINES)]
     return "\n".join(parts).rstrip() + "\n"
@@ -62,11 +69,10 @@ def _split(text: str) -> tuple[str, str, str]:
     return "\n".join(lines[:first]).strip(), diagram, "\n".join(lines[last + 1 :]).strip()
 
 
-def message(item: tuple[int, type]) -> str:
-    code, kind = item
-    fields = ", ".join(f"`{name}`" for name in getattr(kind, "__dataclass_fields__", {})) or "nothing"
+def message(kind: type[Noun]) -> str:
+    fields = ", ".join(f"`{name}`" for name in kind.__struct_fields__) or "nothing"
     words = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-    return f"**{kind.__name__}** (code {code}; carries {fields}). {words}\n"
+    return f"**{kind.__name__}** (code {code_of(kind)}; carries {fields}). {words}\n"
 
 
 def machine(kind: type[Machine], led: Seen) -> str:

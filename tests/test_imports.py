@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "squall"
 
-GROUND = {"errors", "slices", "blocks", "machines", "observe"}
+GROUND = {"errors", "nouns", "slices", "blocks", "machines", "observe"}
 _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
@@ -25,10 +25,11 @@ _CLUSTER_MAY = _TRAINING_MAY | {"training"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "slices": {"errors"},
-    "blocks": {"errors", "slices"},
+    "nouns": set(),
+    "blocks": {"errors", "nouns", "slices"},
     "machines": {"errors"},
     "schedules": {"errors"},
-    "observe": {"errors", "slices", "blocks"},
+    "observe": {"errors", "nouns", "slices", "blocks"},
     "model": GROUND,
     "wire": GROUND,
     "rules": GROUND | {"model"},
@@ -54,11 +55,16 @@ LOOKED_UP = {
 DECIDERS = {
     "blocks.py",
     "cluster/faults.py",
+    "coordinator/events.py",
+    "coordinator/gate.py",
     "coordinator/machine.py",
+    "coordinator/members.py",
     "coordinator/work.py",
     "machines.py",
     "replica/downpour.py",
     "replica/session.py",
+    "shard/books.py",
+    "shard/events.py",
     "shard/machine.py",
     "slices.py",
     "wire/messages.py",

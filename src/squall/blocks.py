@@ -1,13 +1,12 @@
 """Work has one name: a block of minibatch positions, whoever does it."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from squall.nouns import Noun
 from squall.slices import Cover, RangeSet
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Block:
+class Block(Noun, frozen=True, order=True):
     """Minibatch positions ``[first, stop)`` of one epoch of one stage, in the order fixed by seed and epoch.
 
     Attributes:

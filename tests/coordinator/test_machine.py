@@ -11,23 +11,22 @@ from typing import Any
 import pytest
 
 from squall.blocks import Block, BlockSet, Outcome
-from squall.coordinator.machine import (
+from squall.coordinator.events import (
     Closed,
-    CoordinatorMachine,
     Diverging,
     Ended,
     FromReplica,
     FromShard,
     Joined,
     Lost,
-    Patience,
-    Phase,
     Report,
     Stop,
     Tick,
     ToReplica,
     ToShard,
 )
+from squall.coordinator.machine import CoordinatorMachine, Phase
+from squall.coordinator.members import Patience
 from squall.coordinator.work import WorkPlan
 from squall.observe import events
 from squall.wire.messages import (

@@ -2,7 +2,8 @@
 
 Faults planted, each caught: a fetch after each push whatever `n_fetch` is · a short block counted short · `based_on`
 taken after a fetch within the block · a local step before a fetch · the loss of the last minibatch alone reported ·
-one slice's refusal drowned by the others · `refresh` ignored · no fetch after a gradient that is not finite.
+one slice's refusal drowned by the others · `refresh` ignored · no fetch after a gradient that is not finite ·
+another lease asked for with each report, so that they pile up · time per minibatch taken for time per block.
 """
 
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ class Hand:
     """Which leases, counted from 0, ask for a fresh fetch."""
     wishes: list[Wish] = field(default_factory=list)
     version: int = 0
+    seconds: float = 0.0
 
     def run(self) -> list[Wish]:
         loop, tickets, leases = downpour(self.loop), 0, 0
@@ -62,7 +64,7 @@ class Hand:
                     answer = Leave(request=ticket, why="done")
                 case Compute(position=position):
                     bad = "weight" if position in self.bad and wish.is_last else ""
-                    answer = Computed(loss=float(position), examples=2, not_finite=bad)
+                    answer = Computed(loss=float(position), examples=2, not_finite=bad, seconds=self.seconds)
                 case Exchange(gradient=gradient):
                     self.version += 1
                     states = {
@@ -184,6 +186,30 @@ def test_leases_are_asked_for_ahead_of_the_work(ahead: int) -> None:
 
     assert sum(isinstance(wish, NextBlock) for wish in wishes[:first]) == 1 + ahead
     assert [wish.ticket for wish in wishes if isinstance(wish, Await)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "length", "ahead", "held"),
+    [
+        (1.0, 1, 1, 2),
+        (0.004, 1, 1, 5),
+        (0.004, 5, 1, 2),
+        (0.0001, 1, 1, 16),
+        (0.0001, 1, 0, 1),
+        (0.03, 1, 3, 4),
+    ],
+)
+def test_a_replica_of_short_blocks_holds_more_leases(
+    seconds: float, length: int, ahead: int, held: int
+) -> None:
+    wishes = Hand(loop(length, length, ahead=ahead), blocks(*[length] * 40), seconds=seconds).run()
+
+    in_hand, most = 0, 0
+    for wish in wishes:
+        in_hand += isinstance(wish, NextBlock) - (isinstance(wish, NextBlock) and wish.finished is not None)
+        most = max(most, in_hand)
+    assert most == held
+    assert [report.block for report in reports(wishes)] == blocks(*[length] * 40)
 
 
 def test_the_first_and_the_last_minibatch_of_a_block_are_marked() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from squall.blocks import Block, BlockSet, Outcome
 from squall.errors import RemoteProtocolError
-from squall.shard.machine import (
+from squall.shard.books import SliceBook
+from squall.shard.events import (
     Answer,
     Applied,
     Apply,
@@ -22,16 +23,14 @@ from squall.shard.machine import (
     FromCoordinator,
     FromWorker,
     NotFinite,
-    Phase,
     Record,
     Save,
-    ShardMachine,
-    SliceBook,
     Store,
     Tell,
     Worker,
     WriteOut,
 )
+from squall.shard.machine import Phase, ShardMachine
 from squall.wire.messages import Diverged, Fetch, Fetched, Push, Pushed, Refuse, Refused
 
 

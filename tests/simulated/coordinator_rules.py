@@ -10,9 +10,8 @@ from statistics import median
 from typing import Any
 
 from squall.blocks import Block, Outcome
-from squall.coordinator.machine import (
+from squall.coordinator.events import (
     Closed,
-    CoordinatorMachine,
     Diverging,
     Ended,
     FromReplica,
@@ -25,6 +24,7 @@ from squall.coordinator.machine import (
     ToReplica,
     ToShard,
 )
+from squall.coordinator.machine import CoordinatorMachine
 from squall.observe import events
 from squall.wire.messages import Ask, Diverged, Finished, Lease, Leave, Recall, Refuse, Refused
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from squall.blocks import Block
 from squall.cluster.faults import AtStep, AtTime, Delay, Drop, Duplicate, Kill, Pause
 from squall.cluster.world import Link, Links, Outside, Pace
-from squall.coordinator.machine import FromReplica, FromShard, Joined, Lost, Stop
+from squall.coordinator.events import FromReplica, FromShard, Joined, Lost, Stop
 from squall.replica.session import FromCoordinator
-from squall.shard.machine import Attach, Close, FromWorker, Save, Worker
+from squall.shard.events import Attach, Close, FromWorker, Save, Worker
 from squall.wire.messages import Ask, Diverged, Fetch, Goodbye, Recall
 from tests.simulated.coordinator_rules import Waiting
 from tests.simulated.schedules import Schedule

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from squall.blocks import Block, Outcome
 from squall.cluster.faults import Kill
-from squall.coordinator.machine import Closed, Diverging, Ended, Report
+from squall.coordinator.events import Closed, Diverging, Ended, Report
 from squall.observe.events import Redone, Refused
-from squall.shard.machine import Phase, Record
+from squall.shard.events import Record
+from squall.shard.machine import Phase
 from squall.wire.messages import Lease
 from tests.simulated.coordinator_rules import Waiting
 from tests.simulated.schedules import Result, expected_blocks

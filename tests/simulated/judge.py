@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from squall.blocks import Block
-from squall.coordinator.machine import CoordinatorMachine, FromReplica, ToReplica
+from squall.coordinator.events import FromReplica, ToReplica
+from squall.coordinator.machine import CoordinatorMachine
 from squall.machines import Machine, key_of
 from squall.replica.downpour import DownpourLoop
 from squall.replica.session import ReplicaSession
-from squall.shard.machine import ShardMachine, SliceBook
+from squall.shard.books import SliceBook
+from squall.shard.machine import ShardMachine
 from squall.wire.messages import Ask, Lease
 from tests.simulated.coordinator_rules import CoordinatorRules
 from tests.simulated.replica_rules import ReplicaRules

@@ -29,7 +29,10 @@ SOURCE = ROOT / "src" / "squall"
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 FILES = (
     "shard/machine.py",
+    "shard/books.py",
     "coordinator/machine.py",
+    "coordinator/members.py",
+    "coordinator/gate.py",
     "coordinator/work.py",
     "replica/session.py",
     "replica/downpour.py",

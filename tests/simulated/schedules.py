@@ -14,11 +14,14 @@ from squall.blocks import Block, BlockSet
 from squall.cluster.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
 from squall.cluster.modelled import ModelledArithmetic
 from squall.cluster.world import Outside, Pace, Watch, World
-from squall.coordinator.machine import CoordinatorMachine, Patience
+from squall.coordinator.machine import CoordinatorMachine
+from squall.coordinator.members import Patience
 from squall.coordinator.work import WorkPlan
 from squall.machines import Machine
 from squall.replica.downpour import Compute, DownpourLoop, downpour
-from squall.shard.machine import Apply, ShardMachine, SliceBook, Worker
+from squall.shard.books import SliceBook
+from squall.shard.events import Apply, Worker
+from squall.shard.machine import ShardMachine
 from tests.simulated.coordinator_rules import CoordinatorRules, Waiting
 from tests.simulated.judge import Judge
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from squall.blocks import Block, Outcome
-from squall.shard.machine import (
+from squall.shard.books import SliceBook
+from squall.shard.events import (
     Answer,
     Applied,
     Apply,
@@ -18,13 +19,12 @@ from squall.shard.machine import (
     NotFinite,
     Record,
     Save,
-    ShardMachine,
-    SliceBook,
     Store,
     Tell,
     Worker,
     WriteOut,
 )
+from squall.shard.machine import ShardMachine
 from squall.wire.messages import Diverged, Fetch, Fetched, Push, Pushed, Refuse, Refused, SliceState
 
 

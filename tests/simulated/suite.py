@@ -10,7 +10,9 @@ from typing import Any
 from squall.blocks import Block, BlockSet
 from squall.errors import RemoteProtocolError
 from squall.replica.downpour import Computed, DownpourLoop
-from squall.shard.machine import Attach, FromWorker, ShardMachine, SliceBook, Worker, WriteOut
+from squall.shard.books import SliceBook
+from squall.shard.events import Attach, FromWorker, Worker, WriteOut
+from squall.shard.machine import ShardMachine
 from squall.slices import Cover, Range, RangeSet
 from squall.wire.messages import Fetch, Push
 from tests.simulated.directed import DIRECTED

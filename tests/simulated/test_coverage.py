@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from squall.blocks import Block, BlockSet
-from squall.coordinator import machine as coordinator
+from squall.coordinator import events as coordinator
 from squall.coordinator.machine import CoordinatorMachine
 from squall.machines import IllegalEventError, Machine, key_of
+from squall.nouns import Noun
 from squall.replica import session as replica
 from squall.replica.downpour import Computed
 from squall.replica.session import ReplicaSession
-from squall.shard import machine as shard
-from squall.shard.machine import ShardMachine, Worker
+from squall.shard import events as shard
+from squall.shard.events import Worker
+from squall.shard.machine import ShardMachine
 from squall.slices import RangeSet
 from squall.wire.messages import (
     Ask,
@@ -165,6 +167,8 @@ def snapshot(value: Any) -> Any:
         case types.GeneratorType():
             frame = value.gi_frame
             return None if frame is None else (frame.f_lasti, repr(frame.f_locals))
+    if isinstance(value, Noun):
+        return type(value).__name__, *(snapshot(getattr(value, name)) for name in value.__struct_fields__)
     if is_dataclass(value):
         return type(value).__name__, *(snapshot(getattr(value, field.name)) for field in fields(value))
     if hasattr(value, "__dict__"):

@@ -22,7 +22,7 @@ from squall.rules.patterns import RulePerTensor, Rules, rule_per_tensor
 from squall.rules.rule import Rule
 from squall.rules.sgd import Sgd
 from squall.schedules import step
-from squall.shard.machine import SliceBook
+from squall.shard.books import SliceBook
 from squall.shard.store import read_slices, write_slices
 from squall.training.checkpoint import Checkpoint, relaid
 

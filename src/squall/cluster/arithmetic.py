@@ -6,7 +6,7 @@ from torch import Tensor
 from squall.observe.ledger import LedgerWriter
 from squall.replica.compute import ReplicaCompute
 from squall.replica.downpour import Compute, Computed
-from squall.shard.machine import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
+from squall.shard.events import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
 from squall.shard.records import ledger_row
 from squall.shard.store import shard_file, write_slices
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from squall.blocks import Block
 from squall.replica.downpour import Compute, Computed
-from squall.shard.machine import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
+from squall.shard.events import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
 
 
 def loss_of(epoch: int, position: int) -> float:

@@ -9,11 +9,13 @@ import torch
 from squall.cluster.arithmetic import TensorArithmetic
 from squall.cluster.faults import Fault
 from squall.cluster.world import NO_REPLICA, Pace, World
-from squall.coordinator.machine import Closed, CoordinatorEffect, CoordinatorMachine, Diverging, Report
+from squall.coordinator.events import Closed, CoordinatorEffect, Diverging, Report
+from squall.coordinator.machine import CoordinatorMachine
 from squall.errors import DivergedError, LostError
 from squall.observe.events import Evaluated
 from squall.replica.downpour import downpour
-from squall.shard.machine import Save, ShardMachine
+from squall.shard.events import Save
+from squall.shard.machine import ShardMachine
 from squall.training.execution import Ending, Execution
 
 

@@ -14,14 +14,16 @@ from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 from squall.cluster.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
-from squall.coordinator import machine as coordinator
-from squall.coordinator.machine import CoordinatorEffect, CoordinatorMachine
+from squall.coordinator import events as coordinator
+from squall.coordinator.events import CoordinatorEffect
+from squall.coordinator.machine import CoordinatorMachine
 from squall.machines import Machine, drive
 from squall.replica import session as replica
 from squall.replica.downpour import Compute, Computed, Loop
 from squall.replica.session import ReplicaSession, ShardSlices
-from squall.shard import machine as shard
-from squall.shard.machine import ShardMachine, Worker
+from squall.shard import events as shard
+from squall.shard.events import Worker
+from squall.shard.machine import ShardMachine
 from squall.wire import messages
 
 COORDINATOR = "coordinator"

@@ -6,12 +6,28 @@ nobody can compute, and says when a stage is over. It never sees a parameter, a 
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from squall.blocks import Block, BlockSet
+from squall.coordinator.events import (
+    Closed,
+    CoordinatorEffect,
+    Diverging,
+    Ended,
+    FromReplica,
+    FromShard,
+    Joined,
+    Lost,
+    Report,
+    Stop,
+    Tick,
+    ToReplica,
+    ToShard,
+)
+from squall.coordinator.gate import StalenessGate
+from squall.coordinator.members import Member, Patience
 from squall.coordinator.work import WorkPlan
 from squall.machines import Machine
 from squall.observe.events import Joined as JoinedRun
@@ -35,196 +51,6 @@ from squall.wire.messages import (
 TERMINAL_REFUSALS_IN_A_ROW = 3
 STRIKES = 3
 FORGIVEN_AFTER = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long the coordinator waits, in seconds.
-
-    A replica's lease is overdue after `factor` times the median of its own recent blocks, but not before
-    `least_s`; until it has finished one, after `first_s`. So a replica ten times slower is not overdue.
-    """
-
-    start_s: float = 60.0
-    leave_s: float = 5.0
-    first_s: float = 60.0
-    least_s: float = 5.0
-    factor: float = 10.0
-
-
-# Events: each carries `now`, seconds on the run's clock -------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """A replica's connection is open."""
-
-    now: float
-    replica: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromReplica:
-    """A replica's message arrived."""
-
-    now: float
-    replica: int
-    incarnation: int
-    message: Ask | Goodbye
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromShard:
-    """A shard's message arrived."""
-
-    now: float
-    shard: int
-    message: Refused | Diverged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """A replica's connection has ended without a goodbye."""
-
-    now: float
-    replica: int
-    incarnation: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Time has passed."""
-
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """End the stage now, with what is acknowledged."""
-
-    now: float
-    why: str
-
-
-CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | Stop
-
-
-# Effects ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToReplica:
-    """Send a message to a replica."""
-
-    replica: int
-    incarnation: int
-    message: Lease | Leave | Recall
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToShard:
-    """Send a message to a shard."""
-
-    shard: int
-    message: Refuse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """A block is done: every slice has it. Told once for each block."""
-
-    replica: int
-    report: Finished
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Something that a person may want to know."""
-
-    event: JoinedRun | LeftRun | Redone | RefusedBlock
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diverging:
-    """The run makes no sense any more: `what` of `tensor` (a name, or a number in the parameter space)."""
-
-    what: str
-    tensor: str | int
-    block: Block
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """Every replica has left or is given up: nothing more will be pushed."""
-
-    why: str
-
-
-CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Report | Diverging | Ended
-
-
-# State --------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Member:
-    """One living replica.
-
-    Attributes:
-        leases: blocks that it holds, in the order granted.
-        heard: when it last said anything, or was given its first lease.
-        seen: numbers of its recent requests.
-        replies: what was answered to them.
-        parked: its requests that wait for an answer, each behind the turn in which it came.
-        durations: seconds that its recent blocks took.
-        strikes: blocks that were not finite from it and finite from someone else.
-    """
-
-    replica: int
-    incarnation: int
-    heard: float
-    leases: dict[Block, int] = field(default_factory=dict)
-    newest: int = 0
-    seen: set[int] = field(default_factory=set)
-    replies: dict[int, Lease | Leave] = field(default_factory=dict)
-    parked: deque[tuple[int, int]] = field(default_factory=deque)
-    durations: deque[float] = field(default_factory=lambda: deque(maxlen=16))
-    strikes: int = 0
-    good_in_a_row: int = 0
-    is_overdue: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"replica{self.replica}"
-
-
-class StalenessGate:
-    """Says whether a lease may be granted without any push becoming staler than the bound.
-
-    A push is as stale as the updates between its fetch and itself: at most those completed since its lease was
-    granted, and those of all other blocks that are out. A block is out until it is settled, whoever holds it:
-    a lost or silent holder's push may have been applied, or may still be.
-    """
-
-    def __init__(self, bound: int | None) -> None:
-        self._bound = bound
-        self._completed = 0
-        self._out: dict[Block, int] = {}  # what was completed when it was first granted
-
-    def may_start(self, block: Block) -> bool:
-        if self._bound is None or block in self._out:
-            return True  # a second holder of a block adds no update: it is applied once
-        oldest = min(self._out.values(), default=self._completed)
-        return self._completed - oldest + len(self._out) <= self._bound
-
-    def granted(self, block: Block) -> None:
-        self._out.setdefault(block, self._completed)
-
-    def settled(self, block: Block, *, is_applied: bool) -> None:
-        if self._out.pop(block, None) is not None:
-            self._completed += is_applied
 
 
 class Phase(Enum):

@@ -5,11 +5,10 @@ import select
 import time
 from typing import Any
 
-from squall.coordinator.machine import (
+from squall.coordinator.events import (
     Closed,
     CoordinatorEffect,
     CoordinatorEvent,
-    CoordinatorMachine,
     Diverging,
     Ended,
     FromReplica,
@@ -22,6 +21,7 @@ from squall.coordinator.machine import (
     ToReplica,
     ToShard,
 )
+from squall.coordinator.machine import CoordinatorMachine
 from squall.errors import RemoteProtocolError
 from squall.machines import drive
 from squall.observe import events

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeAlias
 
 from squall.blocks import Block
+from squall.nouns import Noun
 
 RoleState: TypeAlias = Literal["starting", "working", "waiting", "lost", "left"]
 
@@ -190,6 +191,8 @@ def _plain(value: Any) -> Any:
             return {str(name): _plain(entry) for name, entry in value.items()}
         case tuple() | list():
             return [_plain(entry) for entry in value]
+    if isinstance(value, Noun):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     raise TypeError(f"an event may hold numbers, text and records of them, but got {type(value).__name__}")

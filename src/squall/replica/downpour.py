@@ -9,13 +9,19 @@ message; and by default a replica waits for the answer, so that it reads its own
 """
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from squall.blocks import Block
+from squall.nouns import Noun
 from squall.wire.messages import Finished, Lease, Leave, Outcome, SliceState
+
+AHEAD_S = 0.02
+"""Work that a replica likes to have leased: long against a message, short against what a run waits for at its end."""
+MOST_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +32,8 @@ class DownpourLoop:
         n_fetch: fetch every so many minibatches.
         n_push: the usual length of a block [minibatches].
         has_local_steps: move the replica's own parameters between fetches.
-        ahead: leases asked for before the last is finished, so that no replica waits for one.
+        ahead: leases asked for before the last is finished, so that no replica waits for one. Where blocks are short
+            it holds more, `AHEAD_S` of work, so that the coordinator need not be woken for each.
         overlaps: push and fetch behind the next block's computing, as the paper's three threads do.
         fetches_at_start: fetch when a block is begun instead of after the last, so that its gradient is as fresh as
             can be: what a bound on staleness counts from.
@@ -48,8 +55,7 @@ class DownpourLoop:
 # Wishes, and what they are answered with ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(Noun, frozen=True, kw_only=True):
     """Compute the gradient of one minibatch and add it to the block's; answered with `Computed`.
 
     Attributes:
@@ -68,8 +74,7 @@ class Compute:
     minibatches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computed:
+class Computed(Noun, frozen=True, kw_only=True):
     """The result of one minibatch.
 
     Attributes:
@@ -78,6 +83,7 @@ class Computed:
         not_finite: first tensor of the block's gradient that is not finite, if any; said with the last.
         absent: tensors that had no gradient in the whole block; said with the last.
         scale: what the block's gradient is still to be multiplied by; said with the last.
+        seconds: what computing it has taken; 0 where nobody measures.
     """
 
     loss: float
@@ -85,10 +91,10 @@ class Computed:
     not_finite: str = ""
     absent: tuple[int, ...] = ()
     scale: float = 1.0
+    seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
+class Gradient(Noun, frozen=True, kw_only=True):
     """What a push says of the block's gradient."""
 
     block: Block
@@ -101,50 +107,43 @@ class Gradient:
     based_on: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Noun, frozen=True, kw_only=True):
     """Push a gradient (if there is one) and fetch (if asked) with all shards; answered with `Exchanged`."""
 
     gradient: Gradient | None
     fetch: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class Begin(Noun, frozen=True, kw_only=True):
     """Begin an exchange and go on; answered with 0 at once. One at a time."""
 
     exchange: Exchange
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collect:
+class Collect(Noun, frozen=True, kw_only=True):
     """Wait for the exchange that was begun; answered with `Exchanged`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanged:
+class Exchanged(Noun, frozen=True, kw_only=True):
     """What the shards answered: per slice, its state after the exchange and what became of the push."""
 
     states: Mapping[int, SliceState]
     outcomes: Mapping[int, Outcome]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextBlock:
+class NextBlock(Noun, frozen=True, kw_only=True):
     """Report the last block and ask for another, without waiting; answered with a ticket."""
 
     finished: Finished | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Await:
+class Await(Noun, frozen=True, kw_only=True):
     """Wait for the answer to a `NextBlock`; answered with a `Lease` or `Leave`."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Noun, frozen=True, kw_only=True):
     """Ask whether the answer to a `NextBlock` is there; answered with 1 or 0."""
 
     ticket: int
@@ -219,11 +218,12 @@ class _Replica:
         self._tickets: deque[int] = deque()
         self._under_way: _Pushed | None = None
         self._buffer = 0
+        self._leases = 0  # in hand or asked for: whoever reports a block asks for another
+        self._wanted = 1 + loop.ahead
 
     def train(self) -> Loop:
         yield from self._fetch()
-        for _ in range(1 + self._loop.ahead):
-            yield from self._ask(None)
+        yield from self._ask_ahead()
         while isinstance(lease := (yield from self._next_lease()), Lease):
             if lease.refresh or self._loop.fetches_at_start:
                 yield from self.finish()
@@ -265,6 +265,7 @@ class _Replica:
             staleness=_staleness(gradient.based_on, exchanged),
         )
         yield from self._ask(finished)
+        yield from self._ask_ahead()
 
     def _next_lease(self) -> Generator[Wish, Answer, Answer]:
         if not self._tickets:
@@ -278,7 +279,7 @@ class _Replica:
         """Compute the block of a lease: Algorithm 1.1 between two pushes."""
         block = lease.block
         based_on = {number: state.version for number, state in self._states.items()}
-        loss_sum, examples = 0.0, 0
+        loss_sum, examples, seconds = 0.0, 0, 0.0
         for position in range(block.first, block.stop):
             if self._clock.is_due_within_block():
                 yield from self.finish()
@@ -298,7 +299,10 @@ class _Replica:
             self._steps += 1
             loss_sum += computed.loss
             examples += computed.examples
+            seconds += computed.seconds
         assert isinstance(computed, Computed)
+        if seconds and self._loop.ahead:
+            self._wanted = max(1 + self._loop.ahead, min(MOST_AHEAD, math.ceil(AHEAD_S / seconds)))
         gradient = Gradient(
             block=block,
             attempt=lease.attempt,
@@ -318,6 +322,11 @@ class _Replica:
         assert isinstance(exchanged, Exchanged)
         self._states, self._steps = exchanged.states, 0
         self._clock.reset()
+
+    def _ask_ahead(self) -> Loop:
+        while self._leases < self._wanted:
+            self._leases += 1
+            yield from self._ask(None)
 
     def _ask(self, finished: Finished | None) -> Loop:
         ticket = yield NextBlock(finished=finished)

@@ -2,10 +2,12 @@
 
 import select
 import signal
+import time
 from collections import deque
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from squall.replica.loading import Loader, LoadsAhead, LoadsHere
 from squall.replica.session import (
     FromCoordinator,
     FromShard,
+    Phase,
     Quit,
     ReplicaSession,
     SessionEffect,
@@ -32,7 +35,10 @@ from squall.replica.session import (
 from squall.wire.connection import Connection
 from squall.wire.control import Ready
 from squall.wire.memory import SharedArena
-from squall.wire.messages import Lease, Recall
+from squall.wire.messages import Ask, Goodbye, Lease, Recall
+
+HELD_BACK_S = 0.01
+"""Half of what a replica likes to have leased: it has work until the answer comes."""
 
 
 def serve(
@@ -77,6 +83,33 @@ def looking_ahead(loop: DownpourLoop, num_workers: int) -> DownpourLoop:
     (1, 2, 3)
     """
     return replace(loop, ahead=loop.ahead + -(-num_workers // loop.n_push))
+
+
+class Outbox:
+    """Messages for the coordinator that wait a moment for company, so that it is woken once for several blocks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._messages: list[Ask | Goodbye] = []
+        self._due = 0.0
+
+    @property
+    def due_ms(self) -> int | None:
+        """How long to wait for others at most; None if nothing is to be sent [milliseconds]."""
+        return int(HELD_BACK_S * 1000) if self._messages else None
+
+    def put(self, message: Ask | Goodbye) -> None:
+        self._messages.append(message)
+
+    def send_if_due(self, now: float) -> None:
+        if self._messages and now >= self._due:
+            self.send()
+            self._due = now + HELD_BACK_S
+
+    def send(self) -> None:
+        for message in self._messages:
+            self._connection.send(message)
+        self._messages.clear()
 
 
 class ReplicaRunner:
@@ -127,6 +160,7 @@ class ReplicaRunner:
             ],
         )
         self._events: deque[SessionEvent] = deque()
+        self._outbox = Outbox(self._coordinator)
         self._by_fd = {exchange.fileno(): shard for shard, exchange in self._shards.items()}
         self._poll = select.poll()
         for fd in (*self._by_fd, self._coordinator.fileno()):
@@ -140,6 +174,7 @@ class ReplicaRunner:
         while not self._is_done:
             if not self._events:
                 self._receive()
+            self._outbox.send_if_due(time.monotonic())
             while self._events:
                 for effect in self._session.handle(self._events.popleft()):
                     self._carry_out(effect)
@@ -149,8 +184,10 @@ class ReplicaRunner:
         self._events.append(FromCoordinator(message=Recall(why="asked to leave by SIGTERM")))
 
     def _receive(self) -> None:
-        """Wait until a peer says something."""
-        for fd, _ in self._poll.poll():
+        """Wait until a peer says something, or what we have to say is due."""
+        if self._session.phase is Phase.AWAITING:
+            self._outbox.send()
+        for fd, _ in self._poll.poll(self._outbox.due_ms):
             if (shard := self._by_fd.get(fd)) is None:
                 self._hear_coordinator()
             else:
@@ -161,7 +198,10 @@ class ReplicaRunner:
         match effect:
             case Compute():
                 self._hear_coordinator()
-                self._events.append(self._compute.compute(effect))
+                began = time.monotonic()
+                computed = self._compute.compute(effect)
+                seconds = time.monotonic() - began
+                self._events.append(msgspec.structs.replace(computed, seconds=seconds))
                 if effect.is_last:
                     self._buffer_space.write(self._model, self._buffer_memory)
             case ToShard(shard=shard, message=message):
@@ -169,8 +209,9 @@ class ReplicaRunner:
             case Swap(buffer=buffer):
                 self._compute.swap(buffer)
             case ToCoordinator(message=message):
-                self._coordinator.send(message)
+                self._outbox.put(message)
             case Quit():
+                self._outbox.send()
                 self._is_done = True
 
     def _hear_coordinator(self) -> None:

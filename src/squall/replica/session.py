@@ -6,11 +6,11 @@ answer to a request that is not open is late and is dropped.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
 from squall.machines import Machine
+from squall.nouns import Noun
 from squall.replica.downpour import (
     Await,
     Begin,
@@ -39,8 +39,7 @@ from squall.wire.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardSlices:
+class ShardSlices(Noun, frozen=True, kw_only=True):
     """A shard that this worker talks to, and the slices of the worker's partition that it holds, in order."""
 
     shard: int
@@ -50,28 +49,24 @@ class ShardSlices:
 # Events -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(Noun, frozen=True, kw_only=True):
     """All connections are open: begin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromShard:
+class FromShard(Noun, frozen=True, kw_only=True):
     """A shard's reply arrived."""
 
     shard: int
     message: Fetched | Pushed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromCoordinator:
+class FromCoordinator(Noun, frozen=True, kw_only=True):
     """A message of the coordinator arrived."""
 
     message: Lease | Leave | Recall
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(Noun, frozen=True, kw_only=True):
     """Time has passed: send again what has not been answered since the last tick."""
 
 
@@ -81,30 +76,26 @@ SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Tic
 # Effects (and `Compute`, which is the loop's) -----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToShard:
+class ToShard(Noun, frozen=True, kw_only=True):
     """Send a request to a shard."""
 
     shard: int
     message: Fetch | Push
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToCoordinator:
+class ToCoordinator(Noun, frozen=True, kw_only=True):
     """Send a message to the coordinator."""
 
     message: Ask | Goodbye
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swap:
+class Swap(Noun, frozen=True, kw_only=True):
     """Let the model's parameters lie in this one of the two parameter buffers from now on."""
 
     buffer: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quit:
+class Quit(Noun, frozen=True, kw_only=True):
     """Nothing is left to do: close the connections and end."""
 
     why: str

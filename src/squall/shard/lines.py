@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from squall.errors import RemoteProtocolError
 from squall.model.exchange import ExchangePlan
 from squall.model.layout import SliceSpec
-from squall.shard.machine import Answer, Apply, Attach, Detach, FromWorker, Worker, WriteOut
+from squall.shard.events import Answer, Apply, Attach, Detach, FromWorker, Worker, WriteOut
 from squall.shard.tensors import ShardTensors, WorkerMemory
 from squall.wire.connection import Connection
 from squall.wire.control import AttachWorker

@@ -1,7 +1,7 @@
 """A shard's records as rows of the ledger."""
 
 from squall.observe.ledger import LedgerRow, block_id
-from squall.shard.machine import Record
+from squall.shard.events import Record
 
 
 def ledger_row(shard: int, shard_incarnation: int, record: Record, time_s: float) -> LedgerRow:

@@ -19,8 +19,8 @@ from squall.observe.ledger import LedgerWriter
 from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
-from squall.shard.lines import LineEvent, Lines, SharedLines, tell_closing
-from squall.shard.machine import (
+from squall.shard.books import SliceBook
+from squall.shard.events import (
     Answer,
     Apply,
     Close,
@@ -30,12 +30,12 @@ from squall.shard.machine import (
     Save,
     ShardEffect,
     ShardEvent,
-    ShardMachine,
-    SliceBook,
     Store,
     Tell,
     WriteOut,
 )
+from squall.shard.lines import LineEvent, Lines, SharedLines, tell_closing
+from squall.shard.machine import ShardMachine
 from squall.shard.records import ledger_row
 from squall.shard.store import shard_file, write_slices
 from squall.shard.tcp_lines import TcpLines

@@ -16,7 +16,7 @@ from squall.errors import CorruptError
 from squall.model.layout import SliceSpec
 from squall.observe.files import write_atomic
 from squall.rules.apply import SliceState
-from squall.shard.machine import SliceBook
+from squall.shard.books import SliceBook
 
 FORMAT = "squall-slices"
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from squall.errors import RemoteProtocolError
 from squall.model.layout import Layout, SliceSpec
+from squall.shard.events import Answer, Apply, Attach, Detach, FromWorker, Worker, WriteOut
 from squall.shard.lines import LineEvent, request_of, tell_closing
-from squall.shard.machine import Answer, Apply, Attach, Detach, FromWorker, Worker, WriteOut
 from squall.shard.staging import Readers, VectorPool, Vectors
 from squall.shard.tensors import ShardTensors, WorkerMemory
 from squall.wire.bulk import Incoming, Outgoing, bytes_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from squall.rules.apply import SliceState, apply_
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
-from squall.shard.machine import Applied, Apply, NotFinite, Worker, WriteOut
+from squall.shard.events import Applied, Apply, NotFinite, Worker, WriteOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from squall.model.install import assemble, split
 from squall.model.layout import Layout
 from squall.observe.files import sha256_file, sync_directory, write_atomic
 from squall.rules.apply import SliceState
-from squall.shard.machine import SliceBook
+from squall.shard.books import SliceBook
 from squall.shard.store import read_slices, shard_file
 
 MANIFEST = "manifest.json"

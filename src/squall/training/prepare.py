@@ -27,7 +27,7 @@ from squall.replica.downpour import DownpourLoop
 from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor, rule_per_tensor, state_form
 from squall.rules.rule import Rule
-from squall.shard.machine import SliceBook
+from squall.shard.books import SliceBook
 from squall.training.checkpoint import Checkpoint, relaid
 from squall.training.evaluation import Evaluation
 from squall.training.job import Job

@@ -1,16 +1,16 @@
 """A channel that speaks messages instead of bytes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from squall.wire.channel import Channel
 from squall.wire.codec import Codec
-from squall.wire.control import CONTROL_CODES
-from squall.wire.joining import JOINING_CODES
-from squall.wire.messages import CODES
+from squall.wire.control import Control
+from squall.wire.joining import Joining
+from squall.wire.messages import Message
 from squall.wire.stream import StreamChannel
 
-CODEC = Codec({**CODES, **JOINING_CODES, **CONTROL_CODES})
+CODEC = Codec(*get_args(Message), *get_args(Joining), *get_args(Control))
 
 
 class Connection:

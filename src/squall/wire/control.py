@@ -23,18 +23,17 @@
 Descriptors travel beside the message, in the order named there.
 """
 
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from squall.blocks import Block
+from squall.nouns import Noun
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Noun, frozen=True, kw_only=True, tag=101):
     """Role -> launcher: I have what I need and am serving."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Noun, frozen=True, kw_only=True, tag=102):
     """Role -> launcher: I cannot go on, because of the user's code (`line` is theirs) or a request that is wrong.
 
     Attributes:
@@ -49,8 +48,7 @@ class Failed:
     traceback: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkCount:
+class LinkCount(Noun, frozen=True, kw_only=True):
     """Bytes and messages from one role to another, from the start."""
 
     sender: str
@@ -59,15 +57,13 @@ class LinkCount:
     messages: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class Counted(Noun, frozen=True, kw_only=True, tag=103):
     """Role -> launcher: what has passed my connections so far."""
 
     links: tuple[LinkCount, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachWorker:
+class AttachWorker(Noun, frozen=True, kw_only=True, tag=104):
     """Launcher -> shard: serve this worker. Descriptors: its connection, the memory shared with it."""
 
     replica: int
@@ -77,49 +73,42 @@ class AttachWorker:
     num_gradients: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveSlices:
+class SaveSlices(Noun, frozen=True, kw_only=True, tag=105):
     """Launcher -> shard: write your slices to the checkpoint of this name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class Saved(Noun, frozen=True, kw_only=True, tag=106):
     """Shard -> launcher: they are on disk."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(Noun, frozen=True, kw_only=True, tag=107):
     """Launcher -> role: the run is over; flush your files and exit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachReplica:
+class AttachReplica(Noun, frozen=True, kw_only=True, tag=108):
     """Launcher -> coordinator: a replica was started. Descriptor: its connection."""
 
     replica: int
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachShard:
+class AttachShard(Noun, frozen=True, kw_only=True, tag=109):
     """Launcher -> coordinator: a shard was started. Descriptor: its connection."""
 
     shard: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRun:
+class StopRun(Noun, frozen=True, kw_only=True, tag=110):
     """Launcher -> coordinator: end the run with what is acknowledged."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedBlock:
+class ClosedBlock(Noun, frozen=True, kw_only=True):
     """A block that every slice has now."""
 
     time_s: float
@@ -130,15 +119,13 @@ class ClosedBlock:
     staleness: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closings:
+class Closings(Noun, frozen=True, kw_only=True, tag=111):
     """Coordinator -> launcher: blocks that were closed since the last time."""
 
     blocks: tuple[ClosedBlock, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Happened:
+class Happened(Noun, frozen=True, kw_only=True, tag=112):
     """Coordinator -> launcher: one of observe.events' Joined, Left, Redone, Refused, by its fields.
 
     Attributes:
@@ -155,15 +142,13 @@ class Happened:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Noun, frozen=True, kw_only=True, tag=113):
     """Coordinator -> launcher: who waits for whom, in words."""
 
     waits: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DivergedRun:
+class DivergedRun(Noun, frozen=True, kw_only=True, tag=114):
     """Coordinator -> launcher: `what` of a tensor (a name, or a number in the parameter space) is not finite."""
 
     what: str
@@ -172,24 +157,21 @@ class DivergedRun:
     block: Block
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedRun:
+class EndedRun(Noun, frozen=True, kw_only=True, tag=115):
     """Coordinator -> launcher: nothing more will be pushed; `minibatches` are settled."""
 
     why: str
     minibatches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateNow:
+class EvaluateNow(Noun, frozen=True, kw_only=True, tag=116):
     """Launcher -> evaluator: fetch, and measure the test set."""
 
     epoch: int
     minibatches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Noun, frozen=True, kw_only=True, tag=117):
     """Evaluator -> launcher: what was measured, at these versions of the slices."""
 
     epoch: int
@@ -199,22 +181,22 @@ class Measured:
     versions: tuple[int, ...]
 
 
-CONTROL_CODES: dict[int, type] = {
-    101: Ready,
-    102: Failed,
-    103: Counted,
-    104: AttachWorker,
-    105: SaveSlices,
-    106: Saved,
-    107: Finish,
-    108: AttachReplica,
-    109: AttachShard,
-    110: StopRun,
-    111: Closings,
-    112: Happened,
-    113: Waiting,
-    114: DivergedRun,
-    115: EndedRun,
-    116: EvaluateNow,
-    117: Measured,
-}
+Control: TypeAlias = (
+    Ready
+    | Failed
+    | Counted
+    | AttachWorker
+    | SaveSlices
+    | Saved
+    | Finish
+    | AttachReplica
+    | AttachShard
+    | StopRun
+    | Closings
+    | Happened
+    | Waiting
+    | DivergedRun
+    | EndedRun
+    | EvaluateNow
+    | Measured
+)

@@ -12,12 +12,12 @@ replica, shard                             coordinator
                <--------------------------  Welcome, or Unwelcome
 """
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from squall.nouns import Noun
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinShard:
+
+class JoinShard(Noun, frozen=True, kw_only=True, tag=51):
     """Worker -> shard: serve me.
 
     Attributes:
@@ -36,15 +36,13 @@ class JoinShard:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinBulk:
+class JoinBulk(Noun, frozen=True, kw_only=True, tag=52):
     """Worker -> shard: this is the second connection of the link that you gave this number."""
 
     link: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinCoordinator:
+class JoinCoordinator(Noun, frozen=True, kw_only=True, tag=53):
     """Replica or shard -> coordinator: I belong to this run.
 
     Attributes:
@@ -56,32 +54,22 @@ class JoinCoordinator:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class Welcome(Noun, frozen=True, kw_only=True, tag=54):
     """You are in; `link` names this link to a second connection, and is a secret of the two ends."""
 
     link: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unwelcome:
+class Unwelcome(Noun, frozen=True, kw_only=True, tag=55):
     """You are not, and this is why; trying again would not help."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alive:
+class Alive(Noun, frozen=True, kw_only=True, tag=56):
     """Shard -> worker, now and then while a request of theirs waits: I am here, and have not forgotten you."""
 
 
 Introduction: TypeAlias = JoinShard | JoinBulk | JoinCoordinator
 
-JOINING_CODES: dict[int, type] = {
-    51: JoinShard,
-    52: JoinBulk,
-    53: JoinCoordinator,
-    54: Welcome,
-    55: Unwelcome,
-    56: Alive,
-}
+Joining: TypeAlias = Introduction | Welcome | Unwelcome | Alive

@@ -15,11 +15,10 @@ from typing import Any, Self
 
 from squall.errors import ConfigError, RemoteProtocolError
 from squall.wire.address import Address, SocketAddress
-from squall.wire.codec import HEADER
 from squall.wire.connection import CODEC
 from squall.wire.hello import DoorHello, RefusedError, check_token
 from squall.wire.joining import Unwelcome, Welcome
-from squall.wire.stream import StreamChannel
+from squall.wire.stream import HEADER, StreamChannel, size_of
 from squall.wire.tcp import tune
 
 MAX_STRANGERS = 128
@@ -192,17 +191,12 @@ class _Stranger:
             self._data.clear()
             self._wanted = self._hello.num_wanted or HEADER.size
             return None
-        if not self._has_header:
-            self._has_header = True
-            num_bytes = int(HEADER.unpack(self._data)[-1])
-            if not HEADER.size < num_bytes <= MAX_INTRODUCTION_BYTES:
-                raise RefusedError(
-                    kind="introduction",
-                    reason=f"expected an introduction of at most {MAX_INTRODUCTION_BYTES} bytes, got {num_bytes}",
-                )
-            self._wanted = num_bytes
-            return None
         try:
+            if not self._has_header:
+                self._has_header = True
+                self._wanted = size_of(self._data, MAX_INTRODUCTION_BYTES)
+                self._data.clear()
+                return None
             return CODEC.decode(bytes(self._data))
         except RemoteProtocolError as error:
             raise RefusedError(kind="introduction", reason=error.reason) from error

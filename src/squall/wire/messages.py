@@ -20,21 +20,21 @@ Read it as a conversation::
                    <--------------------------  Refused
                    <--------------------------  Diverged   unasked: an update made my slice non-finite
 
-A message is frozen and knows nothing of sockets or bytes: `squall.wire.codec` turns it into bytes. Every
+A message is frozen and knows nothing of sockets; `squall.wire.codec` turns it into bytes. The tag of its class
+stands for it there: part of the protocol, never given to another. Every
 request carries a number that rises with each new request of its sender (per incarnation); a resend repeats
 the number, and the reply names it. So a late duplicate is recognised and a lost reply is sent again.
 No message carries a tensor.
 """
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from squall.blocks import Block
 from squall.blocks import Outcome as Outcome
+from squall.nouns import Noun
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceState:
+class SliceState(Noun, frozen=True, kw_only=True):
     """Which state of a slice a reply speaks of.
 
     Attributes:
@@ -48,16 +48,14 @@ class SliceState:
     minibatches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
+class Fetch(Noun, frozen=True, kw_only=True, tag=1):
     """Replica -> shard: write your slices as they are now into my buffer `into`, which I am not reading."""
 
     request: int
     into: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class Fetched(Noun, frozen=True, kw_only=True, tag=2):
     """Shard -> replica: my slices lie in the buffer that you named; one version of each, never torn."""
 
     request: int
@@ -65,8 +63,7 @@ class Fetched:
     states: tuple[SliceState, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Push:
+class Push(Noun, frozen=True, kw_only=True, tag=3):
     """Replica -> shard: apply this block's gradient, which lies in my gradient buffer, to your slices.
 
     Attributes:
@@ -94,8 +91,7 @@ class Push:
     into: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pushed:
+class Pushed(Noun, frozen=True, kw_only=True, tag=4):
     """Shard -> replica: what became of your push, slice by slice, and the state right after it was settled."""
 
     request: int
@@ -104,8 +100,7 @@ class Pushed:
     states: tuple[SliceState, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(Noun, frozen=True, kw_only=True):
     """How a leased block ended at a replica.
 
     Attributes:
@@ -127,16 +122,14 @@ class Finished:
     staleness: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(Noun, frozen=True, kw_only=True, tag=5):
     """Replica -> coordinator: I have fetched and can work; `finished` tells how my last block ended."""
 
     request: int
     finished: Finished | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(Noun, frozen=True, kw_only=True, tag=6):
     """Coordinator -> replica: compute this block.
 
     Attributes:
@@ -149,36 +142,31 @@ class Lease:
     refresh: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class Leave(Noun, frozen=True, kw_only=True, tag=7):
     """Coordinator -> replica: there is no more work for you."""
 
     request: int
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recall:
+class Recall(Noun, frozen=True, kw_only=True, tag=8):
     """Coordinator -> replica, unasked: abandon what you have not pushed yet, and say goodbye."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goodbye:
+class Goodbye(Noun, frozen=True, kw_only=True, tag=9):
     """Replica -> coordinator: every push of mine is acknowledged; I hold nothing and leave."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
+class Refuse(Noun, frozen=True, kw_only=True, tag=10):
     """Coordinator -> shard: nobody can compute this block; keep it as settled without applying it."""
 
     request: int
     block: Block
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(Noun, frozen=True, kw_only=True, tag=11):
     """Shard -> coordinator: the block is settled; per slice REFUSED, or REPEATED where it was applied before."""
 
     request: int
@@ -186,8 +174,7 @@ class Refused:
     outcomes: tuple[Outcome, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diverged:
+class Diverged(Noun, frozen=True, kw_only=True, tag=12):
     """Shard -> coordinator, unasked: applying this block left a tensor that is not finite."""
 
     block: Block
@@ -199,19 +186,3 @@ FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged
 ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged
 ToReplica: TypeAlias = Fetched | Pushed | Lease | Leave | Recall
 Message: TypeAlias = ToShard | FromShard | ToCoordinator | ToReplica
-
-# Codes of the wire: part of the protocol, never reused.
-CODES: dict[int, type] = {
-    1: Fetch,
-    2: Fetched,
-    3: Push,
-    4: Pushed,
-    5: Ask,
-    6: Lease,
-    7: Leave,
-    8: Recall,
-    9: Goodbye,
-    10: Refuse,
-    11: Refused,
-    12: Diverged,
-}

@@ -1,21 +1,43 @@
 """Messages over TCP, with the face of a `Channel`: each whole or not at all, and no descriptors.
 
-The header of every message (`squall.wire.codec`) says how long it is; that is checked before anything is kept.
+A header of six bytes says how long each message is; that is checked before anything is kept::
+
+    byte   0       1         2            6
+           'S'     version   num_bytes    the message (`squall.wire.codec`)
+           uint8   uint8     uint32
 """
 
 import contextlib
 import select
 import socket
+import struct
 from collections import deque
 from collections.abc import Sequence
 
 from squall.errors import LocalProtocolError, RemoteProtocolError
-from squall.wire.codec import HEADER, MAGIC, VERSION
 
+VERSION = 2
+MAGIC = ord("S")
+HEADER = struct.Struct("<BBI")
 MAX_FRAME_BYTES = 4 << 20
 MAX_QUEUED_BYTES = 4 << 20
 
 _READ_BYTES = 1 << 16
+
+
+def size_of(header: bytes | bytearray, most_bytes: int) -> int:
+    """How many bytes the message behind a header has.
+
+    Raises:
+        RemoteProtocolError: it is no header, of another version, or promises nothing or too much.
+    """
+    magic, version, num_bytes = HEADER.unpack_from(header)
+    if (magic, version) != (MAGIC, VERSION) or not 0 < num_bytes <= most_bytes:
+        raise RemoteProtocolError(
+            reason=f"expected a message of at most {most_bytes} bytes in wire version {VERSION}, "
+            f"but got the header {bytes(header[: HEADER.size]).hex(' ')}"
+        )
+    return int(num_bytes)
 
 
 class StreamChannel:
@@ -61,6 +83,7 @@ class StreamChannel:
         """
         if fds:
             raise LocalProtocolError(reason="expected no descriptors over TCP")
+        self._out += HEADER.pack(MAGIC, VERSION, len(data))
         self._out += data
         self.messages_sent += 1
         self._flush()
@@ -147,20 +170,11 @@ class StreamChannel:
 
     def _cut(self) -> None:
         while len(self._in) >= HEADER.size:
-            num_bytes = self._checked_size()
-            if len(self._in) < num_bytes:
+            stop = HEADER.size + size_of(self._in, self._max_frame_bytes)
+            if len(self._in) < stop:
                 return
-            self._frames.append(bytes(self._in[:num_bytes]))
-            del self._in[:num_bytes]
-
-    def _checked_size(self) -> int:
-        magic, version, _, num_bytes = HEADER.unpack_from(self._in)
-        if (magic, version) != (MAGIC, VERSION) or not HEADER.size <= num_bytes <= self._max_frame_bytes:
-            raise RemoteProtocolError(
-                reason=f"expected a message of at most {self._max_frame_bytes} bytes, "
-                f"but got the header {bytes(self._in[: HEADER.size]).hex(' ')}"
-            )
-        return int(num_bytes)
+            self._frames.append(bytes(self._in[HEADER.size : stop]))
+            del self._in[:stop]
 
     def _flush(self) -> None:
         while self._out:

@@ -1,0 +1,111 @@
+"""What the coordinator's decider is told, and what it wants done."""
+
+from typing import TypeAlias
+
+from squall.blocks import Block
+from squall.nouns import Noun
+from squall.observe.events import Joined as JoinedRun
+from squall.observe.events import Left as LeftRun
+from squall.observe.events import Redone
+from squall.observe.events import Refused as RefusedBlock
+from squall.wire.messages import Ask, Diverged, Finished, Goodbye, Lease, Leave, Recall, Refuse, Refused
+
+# Events: each carries `now`, seconds on the run's clock -------------------------------------------------
+
+
+class Joined(Noun, frozen=True, kw_only=True):
+    """A replica's connection is open."""
+
+    now: float
+    replica: int
+    incarnation: int
+
+
+class FromReplica(Noun, frozen=True, kw_only=True):
+    """A replica's message arrived."""
+
+    now: float
+    replica: int
+    incarnation: int
+    message: Ask | Goodbye
+
+
+class FromShard(Noun, frozen=True, kw_only=True):
+    """A shard's message arrived."""
+
+    now: float
+    shard: int
+    message: Refused | Diverged
+
+
+class Lost(Noun, frozen=True, kw_only=True):
+    """A replica's connection has ended without a goodbye."""
+
+    now: float
+    replica: int
+    incarnation: int
+    why: str
+
+
+class Tick(Noun, frozen=True, kw_only=True):
+    """Time has passed."""
+
+    now: float
+
+
+class Stop(Noun, frozen=True, kw_only=True):
+    """End the stage now, with what is acknowledged."""
+
+    now: float
+    why: str
+
+
+CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | Stop
+
+
+# Effects ------------------------------------------------------------------------------------------------
+
+
+class ToReplica(Noun, frozen=True, kw_only=True):
+    """Send a message to a replica."""
+
+    replica: int
+    incarnation: int
+    message: Lease | Leave | Recall
+
+
+class ToShard(Noun, frozen=True, kw_only=True):
+    """Send a message to a shard."""
+
+    shard: int
+    message: Refuse
+
+
+class Closed(Noun, frozen=True, kw_only=True):
+    """A block is done: every slice has it. Told once for each block."""
+
+    replica: int
+    report: Finished
+
+
+class Report(Noun, frozen=True, kw_only=True):
+    """Something that a person may want to know."""
+
+    event: JoinedRun | LeftRun | Redone | RefusedBlock
+
+
+class Diverging(Noun, frozen=True, kw_only=True):
+    """The run makes no sense any more: `what` of `tensor` (a name, or a number in the parameter space)."""
+
+    what: str
+    tensor: str | int
+    block: Block
+
+
+class Ended(Noun, frozen=True, kw_only=True):
+    """Every replica has left or is given up: nothing more will be pushed."""
+
+    why: str
+
+
+CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Report | Diverging | Ended

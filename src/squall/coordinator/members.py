@@ -1,0 +1,54 @@
+"""What the coordinator knows of each living replica, and how long it waits for one."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from squall.blocks import Block
+from squall.wire.messages import Lease, Leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the coordinator waits, in seconds.
+
+    A replica's lease is overdue after `factor` times the median of its own recent blocks, but not before
+    `least_s`; until it has finished one, after `first_s`. So a replica ten times slower is not overdue.
+    """
+
+    start_s: float = 60.0
+    leave_s: float = 5.0
+    first_s: float = 60.0
+    least_s: float = 5.0
+    factor: float = 10.0
+
+
+@dataclass(slots=True)
+class Member:
+    """One living replica.
+
+    Attributes:
+        leases: blocks that it holds, in the order granted.
+        heard: when it last said anything, or was given its first lease.
+        seen: numbers of its recent requests.
+        replies: what was answered to them.
+        parked: its requests that wait for an answer, each behind the turn in which it came.
+        durations: seconds that its recent blocks took.
+        strikes: blocks that were not finite from it and finite from someone else.
+    """
+
+    replica: int
+    incarnation: int
+    heard: float
+    leases: dict[Block, int] = field(default_factory=dict)
+    newest: int = 0
+    seen: set[int] = field(default_factory=set)
+    replies: dict[int, Lease | Leave] = field(default_factory=dict)
+    parked: deque[tuple[int, int]] = field(default_factory=deque)
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    strikes: int = 0
+    good_in_a_row: int = 0
+    is_overdue: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"replica{self.replica}"

@@ -1,0 +1,42 @@
+"""Tests of squall.replica.runner: what a worker has to say to the coordinator waits a moment, and no longer.
+
+Faults planted, each caught: sent twice · the last message left behind · sent at once, each alone · never due.
+"""
+
+from squall.replica.runner import HELD_BACK_S, Outbox
+from squall.wire.channel import Channel
+from squall.wire.connection import Connection
+from squall.wire.messages import Ask, Goodbye
+
+
+def test_messages_wait_for_company_and_are_sent_in_order_once_due() -> None:
+    near, far = Channel.pair()
+    there, outbox = Connection(far, "replica"), Outbox(Connection(near, "coordinator"))
+    asks = [Ask(request=number, finished=None) for number in range(4)]
+
+    def heard() -> list[object]:
+        received = iter(there.try_receive, None)
+        return [message for message, _ in received]
+
+    assert outbox.due_ms is None
+    outbox.put(asks[0])
+    outbox.send_if_due(now=5.0)  # long after the last
+    assert heard() == asks[:1]
+    assert outbox.due_ms is None
+
+    outbox.put(asks[1])
+    outbox.put(asks[2])
+    outbox.send_if_due(now=5.0 + HELD_BACK_S / 2)
+    assert heard() == []
+    assert outbox.due_ms == 1000 * HELD_BACK_S
+    outbox.send_if_due(now=5.0 + HELD_BACK_S)
+    assert heard() == asks[1:3]
+    outbox.send_if_due(now=6.0)
+    assert heard() == []
+
+    outbox.put(asks[3])
+    outbox.put(Goodbye())
+    outbox.send()
+    assert heard() == [asks[3], Goodbye()]
+    near.close()
+    far.close()
