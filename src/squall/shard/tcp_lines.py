@@ -165,6 +165,7 @@ class TcpLines:
                 yield from self._move(link, mask)
             return
         except RemoteProtocolError as error:
+            self._traffic.refused["protocol"] += 1
             tell_closing(link.name, error)
         except OSError:
             pass
@@ -180,7 +181,6 @@ class TcpLines:
     def _join(self, guest: Guest, told: JoinShard) -> Iterator[LineEvent]:
         worker = Worker(replica=told.replica, partition=told.partition, incarnation=told.incarnation)
         if (why := self._why_not(told, worker)) is not None:
-            print(f"turned {told.name:.50} away: {why}", flush=True)
             guest.turn_away(why)
             return
         if (before := self._links.get(worker.place)) is not None:

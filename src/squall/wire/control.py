@@ -61,9 +61,10 @@ class LinkCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Role -> launcher: what has passed my connections so far."""
+    """Role -> launcher: what has passed my connections so far, and how many I refused or closed for nonsense."""
 
     links: tuple[LinkCount, ...]
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
