@@ -57,6 +57,7 @@ class Heard:
         ends: how replicas ended, in words.
         lost: roles that were told to be gone.
         counts: by role, what passed its connections.
+        refused: by role, how many connections it refused.
     """
 
     why: str | None = None
@@ -69,6 +70,7 @@ class Heard:
     ends: list[str] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
     counts: dict[str, tuple[LinkCount, ...]] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
 
     def fail(self, error: SquallError, *, is_fatal: bool = False) -> None:
         if self.error is None:
@@ -217,8 +219,10 @@ class Launch:
                 self._tell_once(_event(message))
             case Waiting(waits=waits):
                 heard.waits = waits
-            case Counted(links=links):
+            case Counted(links=links, refused=refused):
                 heard.counts[role.name] = links
+                heard.refused[role.name] = refused
+                self._recorder.connections_refused = sum(heard.refused.values())
                 self._rates.update(now, _traffic(heard.counts))
             case Measured():
                 heard.is_evaluating = False

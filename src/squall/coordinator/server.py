@@ -62,9 +62,10 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         fds: with "tcp", sockets that listen.
     """
     tcp = settings.get("tcp")
-    door = None
+    door, traffic = None, TrafficMeter("coordinator")
     if tcp is not None:
-        door = Door(Listener.from_fds(fds, tcp["address"]), tcp["token"], (JoinCoordinator,))
+        listener = Listener.from_fds(fds, tcp["address"])
+        door = Door(listener, tcp["token"], (JoinCoordinator,), traffic.refused)
     machine = CoordinatorMachine(
         plan=load["plan"],
         num_replicas=settings["num_replicas"],
@@ -72,17 +73,23 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         settled=load["settled"],
         max_staleness=settings["max_staleness"],
     )
-    CoordinatorServer(machine, launcher, settings["began"], door).run()
+    CoordinatorServer(machine, launcher, settings["began"], door, traffic).run()
 
 
 class CoordinatorServer:
     """Carries out what one `CoordinatorMachine` decides."""
 
     def __init__(
-        self, machine: CoordinatorMachine, launcher: Connection, began: float, door: Door | None
+        self,
+        machine: CoordinatorMachine,
+        launcher: Connection,
+        began: float,
+        door: Door | None,
+        traffic: TrafficMeter,
     ) -> None:
         self._machine = machine
         self._door = door
+        self._traffic = traffic
         self._launcher = launcher
         self._began = began
         self._replicas: dict[int, tuple[int, int, Connection]] = {}  # by descriptor: replica, incarnation
@@ -94,7 +101,6 @@ class CoordinatorServer:
         self._waits: dict[str, float] = {}  # since when
         self._told_waits: tuple[str, ...] = ()
         self._is_finished = False
-        self._traffic = TrafficMeter("coordinator")
         self._epoll = select.epoll()
         for end in (launcher, door):
             if end is not None:
@@ -151,6 +157,7 @@ class CoordinatorServer:
             if not connection.is_ended:
                 return
         except RemoteProtocolError as error:
+            self._traffic.refused["protocol"] += 1
             why = f"it broke the protocol: {error}"
         self._epoll.unregister(connection.fileno())
         del self._replicas[fd], self._lines[replica, incarnation]
@@ -161,10 +168,17 @@ class CoordinatorServer:
     def _read_shard(self, fd: int) -> None:
         shard = self._shard_of[fd]
         connection = self._shards[shard]
-        for message, _ in connection.arrived():
-            if isinstance(message, Refused | DivergedAt):
-                self._handle(FromShard(now=self._now(), shard=shard, message=message))
-        if connection.is_ended:
+        is_ended = False
+        try:
+            for message, _ in connection.arrived():
+                if isinstance(message, Refused | DivergedAt):
+                    self._handle(FromShard(now=self._now(), shard=shard, message=message))
+            is_ended = connection.is_ended
+        except RemoteProtocolError as error:
+            self._traffic.refused["protocol"] += 1
+            print(f"closing the connection of {connection.name}: {error}", flush=True)
+            is_ended = True
+        if is_ended:
             self._epoll.unregister(connection.fileno())
             del self._shards[shard], self._shard_of[fd]
 

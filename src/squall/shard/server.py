@@ -106,7 +106,12 @@ class ShardServer:
             shard=self._shard,
             layout=self._layout,
             tensors=self._tensors,
-            door=Door(Listener.from_fds(fds, tcp["address"]), tcp["token"], (JoinShard, JoinBulk)),
+            door=Door(
+                Listener.from_fds(fds, tcp["address"]),
+                tcp["token"],
+                (JoinShard, JoinBulk),
+                self._traffic.refused,
+            ),
             traffic=self._traffic,
         )
         return call_coordinator(f"shard{self._shard}", me, tcp), lines
@@ -152,6 +157,7 @@ class ShardServer:
             try:
                 self._handle(event)
             except RemoteProtocolError as error:
+                self._traffic.refused["protocol"] += 1
                 worker = event.sender if isinstance(event, FromWorker) else event.worker
                 tell_closing(f"replica{worker.replica}.{worker.partition}", error)
                 self._serve(self._lines.drop(worker))

@@ -17,8 +17,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -165,6 +166,7 @@ class TcpLines:
                 yield from self._move(link, mask)
             return
         except RemoteProtocolError as error:
+            self._traffic.refused["protocol"] += 1
             tell_closing(link.name, error)
         except OSError:
             pass
@@ -180,7 +182,6 @@ class TcpLines:
     def _join(self, guest: Guest, told: JoinShard) -> Iterator[LineEvent]:
         worker = Worker(replica=told.replica, partition=told.partition, incarnation=told.incarnation)
         if (why := self._why_not(told, worker)) is not None:
-            print(f"turned {told.name:.50} away: {why}", flush=True)
             guest.turn_away(why)
             return
         if (before := self._links.get(worker.place)) is not None:
@@ -285,7 +286,7 @@ class TcpLines:
         assert staged is not None
         bad = self._first_not_finite(staged, push)
         if bad is not None:
-            push = replace(push, not_finite=bad)
+            push = msgspec.structs.replace(push, not_finite=bad)
         self._tensors.attach(link.worker, WorkerMemory(gradients=(staged, staged), buffers=({}, {})))
         try:
             yield FromWorker(sender=link.worker, message=push)

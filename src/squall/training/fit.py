@@ -298,6 +298,7 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         "blocks_repeated": summary.repeated,
         "blocks_refused": len(recorder.refused),
         "refused": [f"{event.block}: {event.why}" for event in recorder.refused],
+        "connections_refused": recorder.connections_refused,
         "replicas": job.replicas,
         "shards": job.shards,
         "resumed": execution.prepared.starts,

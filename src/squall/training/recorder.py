@@ -80,6 +80,7 @@ class Recorder:
         self.num_closed = 0
         self.num_redone = 0
         self.refused: list[Refused] = []
+        self.connections_refused = 0
         self.last_evaluation: Evaluated | None = None
         self._patience = patience
         self._log = log

@@ -58,9 +58,10 @@ class LinkCount(Noun, frozen=True, kw_only=True):
 
 
 class Counted(Noun, frozen=True, kw_only=True, tag=103):
-    """Role -> launcher: what has passed my connections so far."""
+    """Role -> launcher: what has passed my connections so far, and how many I refused or closed for nonsense."""
 
     links: tuple[LinkCount, ...]
+    refused: int = 0
 
 
 class AttachWorker(Noun, frozen=True, kw_only=True, tag=104):

@@ -18,7 +18,7 @@ from squall.wire.address import Address, SocketAddress
 from squall.wire.connection import CODEC
 from squall.wire.hello import DoorHello, RefusedError, check_token
 from squall.wire.joining import Unwelcome, Welcome
-from squall.wire.stream import HEADER, StreamChannel, size_of
+from squall.wire.stream import HEADER, StreamChannel, frame, size_of
 from squall.wire.tcp import tune
 
 MAX_STRANGERS = 128
@@ -127,24 +127,32 @@ class Guest:
     """
 
     def __init__(
-        self, connection: socket.socket, introduction: Any, peer: str, counts: tuple[int, int]
+        self,
+        connection: socket.socket,
+        introduction: Any,
+        peer: str,
+        counts: tuple[int, int],
+        refused: Counter[str],
     ) -> None:
         self._socket = connection
         self.introduction = introduction
         self.peer = peer
         self.bytes_received, self.bytes_sent = counts
+        self._refused = refused
 
     def welcome(self, link: int = 0) -> socket.socket:
         """Let it in; the connection is the caller's from here on."""
-        data = CODEC.encode(Welcome(link=link))
+        data = frame(CODEC.encode(Welcome(link=link)))
         with contextlib.suppress(OSError):  # gone already: whoever reads it will see
             self.bytes_sent += self._socket.send(data)  # first bytes after 77: they fit
         return self._socket
 
     def turn_away(self, reason: str) -> None:
         """Tell it why not, and close."""
+        self._refused["introduction"] += 1
+        print(f"turned {self.peer} away: {reason:.300}", flush=True)
         with contextlib.suppress(OSError):
-            self._socket.send(CODEC.encode(Unwelcome(reason=reason)))
+            self._socket.send(frame(CODEC.encode(Unwelcome(reason=reason))))
         self._socket.close()
 
     def stream(self, epoll: select.epoll, link: int = 0) -> StreamChannel:
@@ -209,18 +217,22 @@ class Door:
         listener: taken over.
         token: the cluster's.
         expects: the introductions that belong here.
-
-    Attributes:
-        refused: how many callers were not let in, by kind (`RefusedError.kind`).
+        refused: counts the callers that were not let in, by kind (`RefusedError.kind`).
 
     Register `fileno` with an epoll of the caller's own, call `step` at its events, and `tick` now and then.
     """
 
-    def __init__(self, listener: Listener, token: str, expects: tuple[type, ...]) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        token: str,
+        expects: tuple[type, ...],
+        refused: Counter[str] | None = None,
+    ) -> None:
         self._listener = listener
         self._token = check_token(token)
         self._expects = expects
-        self.refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter() if refused is None else refused
         self._strangers: dict[int, _Stranger] = {}  # by descriptor, oldest first
         self._listening = {one.fileno(): one for one in listener.sockets}
         self._epoll = select.epoll()
@@ -291,7 +303,8 @@ class Door:
             self._refuse(fd, RefusedError(kind="hello", reason=str(error)))
             return None
         self._forget(fd)
-        return Guest(stranger.connection, introduction, stranger.peer, (stranger.received, stranger.sent))
+        counts = (stranger.received, stranger.sent)
+        return Guest(stranger.connection, introduction, stranger.peer, counts, self.refused)
 
     def _refuse(self, fd: int, error: RefusedError) -> None:
         stranger = self._strangers[fd]

@@ -25,6 +25,11 @@ MAX_QUEUED_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 
 
+def frame(message: bytes | memoryview) -> bytes:
+    """The bytes of one message with its header."""
+    return HEADER.pack(MAGIC, VERSION, len(message)) + message
+
+
 def size_of(header: bytes | bytearray, most_bytes: int) -> int:
     """How many bytes the message behind a header has.
 
@@ -83,8 +88,7 @@ class StreamChannel:
         """
         if fds:
             raise LocalProtocolError(reason="expected no descriptors over TCP")
-        self._out += HEADER.pack(MAGIC, VERSION, len(data))
-        self._out += data
+        self._out += frame(data)
         self.messages_sent += 1
         self._flush()
         while self._out and self._epoll is None:

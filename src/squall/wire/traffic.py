@@ -1,5 +1,6 @@
 """Counts what passes a role's connections, bytes of shared tensors included."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -22,10 +23,14 @@ class TrafficMeter:
 
     Args:
         name: the role itself.
+
+    Attributes:
+        refused: connections that were not let in, or broke the protocol later, by kind.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.refused: Counter[str] = Counter()
         self._bulk: dict[str, tuple[int, int]] = {}  # tensor bytes by peer: from it, to it
         self._past: dict[tuple[str, str], tuple[int, int]] = {}  # of connections that have ended
 
@@ -50,7 +55,8 @@ class TrafficMeter:
             links=tuple(
                 LinkCount(sender=sender, receiver=receiver, num_bytes=num_bytes, messages=messages)
                 for (sender, receiver), (num_bytes, messages) in totals.items()
-            )
+            ),
+            refused=self.refused.total(),
         )
 
     def _links(self, connection: Counting) -> tuple[LinkCount, LinkCount]:
