@@ -35,7 +35,11 @@ def fuzz(name: str, seconds: float) -> None:
         try:
             target(data)
         except Exception as error:
-            raise AssertionError(f"{name} took {data!r} (seed {seed}, number {count}) badly: {error!r}") from error
+            raise AssertionError(
+                f"{name} took {data!r} (seed {seed}, number {count}) badly: {error!r}"
+            ) from error
         count += 1
     assert count > 100
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "[kB] something was allocated"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, (
+        "[kB] something was allocated"
+    )

@@ -19,7 +19,8 @@ def test_an_address_is_written_as_it_was_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "localhost", ":80", "::1:80", "[::1]", "host:", "host:-1", "host:65536", "host:٣", "[host]:1"]
+    "text",
+    ["", "localhost", ":80", "::1:80", "[::1]", "host:", "host:-1", "host:65536", "host:٣", "[host]:1"],
 )
 def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r'expected "host:port", such as'):

@@ -22,6 +22,11 @@ def frame(body: bytes) -> bytes:
     return struct.pack("<BBBI", MAGIC, VERSION, 1, 7 + len(body)) + body
 
 
+def send_often(channel: StreamChannel, message: bytes) -> None:
+    for _ in range(100):
+        channel.send(message)
+
+
 @given(bodies=st.lists(st.binary(max_size=40), min_size=1, max_size=5), cuts=st.lists(st.integers(1, 200)))
 @settings(max_examples=50, deadline=None)
 def test_messages_come_whole_and_in_order_however_the_bytes_are_cut(
@@ -106,8 +111,7 @@ def test_what_is_kept_for_a_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPat
     epoll.register(far.fileno(), select.EPOLLIN)
     channel = StreamChannel(far, epoll)
     with pytest.raises(ConnectionError, match="untaken"):
-        for _ in range(100):
-            channel.send(frame(bytes(100_000)))
+        send_often(channel, frame(bytes(100_000)))
     channel.arrived()
     assert channel.is_ended
     near.close()
@@ -128,6 +132,5 @@ def test_a_client_waits_until_all_is_sent() -> None:
     channel.close()
     assert reader.receive() is None
     with pytest.raises(ConnectionError):
-        for _ in range(3):
-            reader.send(frame(b"anyone?"))
+        send_often(reader, frame(b"anyone?"))
     reader.close()
