@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
@@ -16,7 +17,7 @@ from squall.coordinator.machine import CoordinatorMachine
 from squall.machines import Machine, key_of
 from squall.replica.session import ReplicaSession
 from squall.shard.machine import ShardMachine
-from squall.wire import messages
+from squall.wire import joining, messages
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.simulated.directed import DIRECTED
@@ -40,17 +41,18 @@ simulated schedules of `tests/simulated`, with all that goes wrong in them.
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, "## Messages\n", conversation(), *map(message, messages.CODES.items())]
+    parts = [INTRODUCTION, "## Messages\n", conversation(messages), *map(message, messages.CODES.items())]
+    parts += ["## Joining over TCP\n", conversation(joining), *map(message, joining.JOINING_CODES.items())]
     led = seen()
     parts += ["## State tables\n", *(machine(kind, led) for kind in MACHINES)]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def conversation() -> str:
-    """The messages' module, in its own words."""
-    text = inspect.cleandoc(messages.__doc__ or "").replace("::\n", ":\n", 1)
+def conversation(module: ModuleType) -> str:
+    """A module of messages, in its own words."""
+    text = inspect.cleandoc(module.__doc__ or "").replace("::\n", ":\n", 1)
     before, diagram, after = _split(text)
-    return f"{before}\n\n```text\n{diagram}\n```\n\n{after}\n"
+    return "\n".join([before, "", "```text", diagram, "```", *(["", after] if after else []), ""])
 
 
 def _split(text: str) -> tuple[str, str, str]:
