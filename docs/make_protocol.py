@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias, get_args
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ from squall.machines import Machine, key_of
 from squall.nouns import Noun
 from squall.replica.session import ReplicaSession
 from squall.shard.machine import ShardMachine
-from squall.wire import messages
+from squall.wire import joining, messages
 from squall.wire.codec import code_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -42,22 +43,18 @@ simulated schedules of `tests/simulated`, with all that goes wrong in them.
 
 def page() -> str:
     """The whole page."""
-    parts = [
-        INTRODUCTION,
-        "## Messages\n",
-        conversation(),
-        *map(message, sorted(get_args(messages.Message), key=code_of)),
-    ]
+    parts = [INTRODUCTION, "## Messages\n", conversation(messages), *described(messages.Message)]
+    parts += ["## Joining over TCP\n", conversation(joining), *described(joining.Joining)]
     led = seen()
     parts += ["## State tables\n", *(machine(kind, led) for kind in MACHINES)]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def conversation() -> str:
-    """The messages' module, in its own words."""
-    text = inspect.cleandoc(messages.__doc__ or "").replace("::\n", ":\n", 1)
+def conversation(module: ModuleType) -> str:
+    """A module of messages, in its own words."""
+    text = inspect.cleandoc(module.__doc__ or "").replace("::\n", ":\n", 1)
     before, diagram, after = _split(text)
-    return f"{before}\n\n```text\n{diagram}\n```\n\n{after}\n"
+    return "\n".join([before, "", "```text", diagram, "```", *(["", after] if after else []), ""])
 
 
 def _split(text: str) -> tuple[str, str, str]:
@@ -67,6 +64,11 @@ def _split(text: str) -> tuple[str, str, str]:
     first, last = inside[0], inside[-1]
     diagram = textwrap.dedent("\n".join(lines[first : last + 1]))
     return "\n".join(lines[:first]).strip(), diagram, "\n".join(lines[last + 1 :]).strip()
+
+
+def described(conversation: Any) -> Iterator[str]:
+    """The messages of a union of them, by their codes."""
+    return map(message, sorted(get_args(conversation), key=code_of))
 
 
 def message(kind: type[Noun]) -> str:

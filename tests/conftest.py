@@ -1,6 +1,7 @@
 """Fixtures that tests share; above all one warm cluster of processes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,3 +13,17 @@ def local() -> Iterator[Local]:
     """Processes of this machine, kept warm for all tests of a worker."""
     with Local() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def local_tcp(local: Local) -> Local:
+    """The same, its roles connected over TCP."""
+    return over_tcp(local)
+
+
+def over_tcp(local: Local, **settings: Any) -> Local:
+    """Another cluster that forks its roles from the same warm process, and connects them over TCP."""
+    local.warm_up()
+    cluster = Local(transport="tcp", **settings)
+    cluster._zygote, cluster._is_kept = local._zygote, True
+    return cluster

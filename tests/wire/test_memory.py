@@ -176,7 +176,17 @@ def test_memory_that_the_system_refuses_is_told_in_the_same_words(monkeypatch: p
     assert num_fds() == before
 
 
-def test_a_system_without_memfd_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memfd_an_arena_is_a_file_that_nobody_can_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    with pytest.raises(ConfigError, match='transport="tcp"'):
-        SharedArena.create(10)
+    arena = SharedArena.create(1000)
+    path = os.readlink(f"/proc/self/fd/{arena.fd}")
+    peer = SharedArena.attach(os.dup(arena.fd), 1000, writable=False)
+
+    arena.tensor(torch.float32, 0, 2).fill_(3.0)
+
+    assert peer.tensor(torch.float32, 0, 2).tolist() == [3.0, 3.0]
+    assert path.endswith("(deleted)")
+    with pytest.raises(RemoteProtocolError, match="expected shared memory of"):
+        SharedArena.attach(os.dup(arena.fd), 100_000, writable=False)
+    arena.close()
+    peer.close()

@@ -21,6 +21,11 @@ def frame(body: bytes) -> bytes:
     return struct.pack("<BBI", MAGIC, VERSION, len(body)) + body
 
 
+def send_often(channel: StreamChannel, message: bytes) -> None:
+    for _ in range(100):
+        channel.send(message)
+
+
 @given(
     bodies=st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5),
     cuts=st.lists(st.integers(1, 200)),
@@ -109,8 +114,7 @@ def test_what_is_kept_for_a_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPat
     epoll.register(far.fileno(), select.EPOLLIN)
     channel = StreamChannel(far, epoll)
     with pytest.raises(ConnectionError, match="untaken"):
-        for _ in range(100):
-            channel.send(bytes(100_000))
+        send_often(channel, bytes(100_000))
     channel.arrived()
     assert channel.is_ended
     near.close()
@@ -131,6 +135,5 @@ def test_a_client_waits_until_all_is_sent() -> None:
     channel.close()
     assert reader.receive() is None
     with pytest.raises(ConnectionError):
-        for _ in range(3):
-            reader.send(b"anyone?")
+        send_often(reader, b"anyone?")
     reader.close()

@@ -7,6 +7,7 @@ it does so itself.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -96,7 +97,15 @@ class Local:
 
     def _tcp_plan(self) -> TcpPlan | None:
         """How roles connect over TCP, with a token of this run's own; None where they share memory."""
-        if self.transport == "shared" or (self.transport == "auto" and hasattr(os, "memfd_create")):
+        has_memfd = hasattr(os, "memfd_create")
+        if self.transport == "shared" and not has_memfd:
+            raise ConfigError(
+                subject='Local(transport="shared")',
+                expected="a system with memfd_create",
+                got=sys.platform,
+                remedy='Use transport="auto" or "tcp".',
+            )
+        if self.transport != "tcp" and has_memfd:
             return None
         return TcpPlan(bind=self.bind, advertise=self.advertise, relay=self.relay)
 

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import mmap
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -52,12 +53,13 @@ class SharedArena:
         """Make an arena of zeros, backed by memory from the start, that can neither shrink nor grow.
 
         Raises:
-            ConfigError: the system has no `memfd_create`, or too little memory.
+            ConfigError: the system has too little memory.
         """
         fd = _new_file(num_bytes)
         try:
             os.ftruncate(fd, _file_bytes(num_bytes))
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals() | fcntl.F_SEAL_SEAL)
+            if has_memfd():
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals() | fcntl.F_SEAL_SEAL)
             mapping = _map(fd, num_bytes, writable=True, private=False)
             _reserve(mapping, fd)
         except OSError as error:
@@ -128,20 +130,26 @@ class SharedArena:
         return window
 
 
+def has_memfd() -> bool:
+    """Whether the system has files without a name that can be sealed.
+
+    Where it has not, an arena is a temporary file, deleted at once: good enough for what the launcher hands to its own
+    roles, while workers and shards had better connect over TCP.
+    """
+    return hasattr(os, "memfd_create")
+
+
 def _new_file(num_bytes: int) -> int:
-    if not hasattr(os, "memfd_create"):
-        raise ConfigError(
-            subject="shared memory",
-            expected="a Linux kernel with memfd_create",
-            got=f"{os.uname().sysname}",
-            remedy='Use squall.Local(transport="tcp") or squall.InProcess() here.',
-        )
     if num_bytes < 0:
         raise LocalProtocolError(reason=f"expected a size of at least 0 bytes, but got {num_bytes}")
     available = _available_bytes()
     if num_bytes > available:
         # Asking the kernel is not enough: it grants more than it has, and later kills whoever touches it.
         raise _short_of_memory(num_bytes, f"{available / 2**20:.0f} MiB available")
+    if not has_memfd():
+        fd, path = tempfile.mkstemp(prefix="squall-")
+        os.unlink(path)
+        return fd
     return os.memfd_create("squall", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
@@ -169,7 +177,8 @@ def _reserve(mapping: mmap.mmap, fd: int) -> None:
 
 def _check_received(fd: int, num_bytes: int) -> None:
     try:
-        size, seals = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        size = os.fstat(fd).st_size
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS) if has_memfd() else _seals()
     except OSError as error:
         raise RemoteProtocolError(
             reason=f"expected shared memory, but got another descriptor: {error}"
