@@ -72,8 +72,6 @@ def test_what_the_contract_says_is_refused_is_refused() -> None:
     for name in names:
         with pytest.raises(squall.ConfigError, match="does not have it yet"):
             squall.Job(torch.nn.Linear(1, 1), None, **_two(name))
-    with pytest.raises(squall.ConfigError):
-        squall.Local(transport="tcp")
 
 
 def _two(name: str) -> dict[str, Any]:
