@@ -190,6 +190,8 @@ class TcpExchange:
                 self._done.append(self._answered(request))
             except SquallError as error:
                 self._done.append(error)
+            except Exception as error:  # whoever waits for the reply must not wait for ever
+                self._done.append(LostError(reason=f"{self.name}: {error!r}"))
             if self._is_closed:
                 break
             self._far.send(b"!")

@@ -1,15 +1,17 @@
 """What a role says of itself on a new TCP connection, once both sides have proved the cluster's token.
 
-worker, evaluator                          shard
-  JoinShard    -------------------------->            on the connection for messages
-               <--------------------------  Welcome   with the number of this link, or Unwelcome
-  JoinBulk     -------------------------->            on a second connection, for tensors
-               <--------------------------  Welcome
-               <--------------------------  Alive     unasked, while a request waits
+    worker, evaluator                          shard
+      JoinShard    -------------------------->            on the connection for messages
+                   <--------------------------  Welcome   with the number of this link, or Unwelcome
+      JoinBulk     -------------------------->            on a second connection, for tensors
+                   <--------------------------  Welcome
+                   <--------------------------  Alive     unasked, while a request waits
 
-replica, shard                             coordinator
-  JoinCoordinator  ---------------------->
-               <--------------------------  Welcome, or Unwelcome
+    replica, shard                             coordinator
+      JoinCoordinator  ---------------------->
+                   <--------------------------  Welcome, or Unwelcome
+
+The first message of a connection has at most 4 KiB.
 """
 
 from typing import TypeAlias
