@@ -117,8 +117,6 @@ def test_offsets_count_within_each_dtype() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Holder(a=torch.zeros(2, dtype=torch.bfloat16)), ("'a'", "bfloat16", "keep float32 parameters")),
-        (Holder(a=torch.zeros(2, dtype=torch.float16)), ("'a'", "float16", "keep float32 parameters")),
         (Holder(a=torch.zeros(2, dtype=torch.complex64)), ("'a'", "complex64")),
         (Holder(a=torch.zeros(2, device="meta")), ("'a'", "meta device", "to_empty")),
         (Holder(a=torch.zeros(1).expand(3)), ("'a'", "strides (0,)", "expand it in forward")),

@@ -147,8 +147,8 @@ def test_an_op_that_is_missing_is_not_missed(kind: Kind, name: str, monkeypatch:
 
 
 def test_this_torch_has_the_fused_ops() -> None:
-    assert adam._has_fused(torch.float32, "cpu")
-    assert adam._has_fused(torch.float64, "cpu")
+    assert adam._has_fused(torch.float32, torch.device("cpu"))
+    assert adam._has_fused(torch.float64, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("kind", [Adam, AdamW])

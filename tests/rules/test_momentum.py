@@ -127,8 +127,8 @@ def test_an_op_that_is_missing_is_not_missed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_this_torch_has_the_fused_op() -> None:
-    assert momentum._has_fused(torch.float32, "cpu")
-    assert momentum._has_fused(torch.float64, "cpu")
+    assert momentum._has_fused(torch.float32, torch.device("cpu"))
+    assert momentum._has_fused(torch.float64, torch.device("cpu"))
 
 
 def test_momentum_keeps_one_slot_and_none_without_momentum() -> None:

@@ -89,8 +89,8 @@ def test_an_op_that_is_missing_is_not_missed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_this_torch_has_the_fused_op() -> None:
-    assert sgd._has_fused(torch.float32, "cpu")
-    assert sgd._has_fused(torch.float64, "cpu")
+    assert sgd._has_fused(torch.float32, torch.device("cpu"))
+    assert sgd._has_fused(torch.float64, torch.device("cpu"))
 
 
 def test_sgd_keeps_no_slots() -> None:

@@ -4,7 +4,7 @@ It shares no code with the shards: the updates are torch.optim's. What it reads 
 the ledger, and for a learning-rate schedule the run's recipe, since a directory can only name a function.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from squall.errors import ConfigError, CorruptError
 from squall.observe.ledger import Ledger, Outcome, read_ledger
+from squall.training.checkpoint import newest_checkpoint
 from squall.training.directory import RunDirectory
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -37,6 +38,9 @@ def replay(path: Path) -> dict[str, float]:
     A recorded gradient has zeros for a tensor that the push had none for. So a tensor's part of a slice whose
     recorded gradient is zero throughout is left alone by that push, as if there had been none.
 
+    bfloat16 and float16 tensors are compared with their float32 masters in the newest checkpoint, if these round to
+    what the model has.
+
     Returns:
         tensor name to the largest absolute difference of an element.
     Raises:
@@ -54,8 +58,18 @@ def replay(path: Path) -> dict[str, float]:
     for number in sorted({row["slice"] for row in layout}):
         rows = [row for row in layout if row["slice"] == number]
         _replay_slice(directory, rows, [Segment.of(row, tensors, rules) for row in rows], ledger)
-    trained = _read(directory.model)
+    trained = _trained(directory, tensors)
     return {name: _distance(tensors[name], trained[name]) for name in sorted(tensors)}
+
+
+def _trained(directory: RunDirectory, names: Iterable[str]) -> dict[str, Tensor]:
+    """The values that the run left: the model's, or unrounded where they are masters of the model's."""
+    model = _read(directory.model)
+    if not any(model[name].dtype in (torch.bfloat16, torch.float16) for name in names):
+        return model
+    masters = newest_checkpoint(directory.checkpoints).tensors()
+    rounded = {name: torch.equal(masters[name].to(model[name].dtype), model[name]) for name in names}
+    return {name: masters[name] if rounded[name] else model[name] for name in names}
 
 
 def _expect_recorded(directory: RunDirectory, told: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class TensorArithmetic:
             recorder = None
             if prepared.job.record:
                 versions = {number: prepared.books[number].version for number in numbers}
-                sizes = {number: prepared.layout.slices[number].num_bytes for number in numbers}
+                sizes = {number: prepared.layout.slices[number].num_master_bytes for number in numbers}
                 recorder = PushRecorder(directory.pushes, versions, sizes)
                 self._recorders.append(recorder)
             states = [prepared.states[number] for number in numbers]

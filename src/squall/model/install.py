@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from squall.errors import LocalProtocolError
 from squall.model.layout import Layout, Segment, SliceSpec
+from squall.model.parameters import master_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ def pieces_of(layout: Layout, vectors: Sequence[Tensor]) -> tuple[tuple[Piece, .
 
     Args:
         layout: says what lies where.
-        vectors: one vector per slice, shape (size of the slice,), of the slice's dtype.
+        vectors: one vector per slice, shape (size of the slice,), of the slice's dtype or its masters'.
     Returns:
         One tuple per tensor of the space; an empty one for a zero-sized tensor.
     Raises:
@@ -47,7 +48,7 @@ def pieces_of(layout: Layout, vectors: Sequence[Tensor]) -> tuple[tuple[Piece, .
     >>> pieces_of(layout, [torch.zeros(4), torch.zeros(4)])[1]
     (Piece(start=0, stop=2), Piece(start=2, stop=6))
     """
-    _expect_vectors(layout, vectors)
+    _expect_vectors(layout, vectors, or_masters=True)
     pieces: list[list[Piece]] = [[] for _ in layout.space.tensors]
     for spec in layout.slices:
         for segment in spec.segments:
@@ -55,6 +56,15 @@ def pieces_of(layout: Layout, vectors: Sequence[Tensor]) -> tuple[tuple[Piece, .
             view = _view(vectors[spec.slice], segment)
             pieces[segment.tensor].append(Piece(start=reach.start, stop=reach.stop, vector=view))
     return tuple(tuple(sorted(own, key=lambda piece: piece.start)) for own in pieces)
+
+
+def masters_of(layout: Layout, vectors: Sequence[Tensor]) -> list[Tensor]:
+    """What shards keep of these slices' vectors: in float32 what is of lower precision, the others as they are."""
+    _expect_vectors(layout, vectors)
+    return [
+        vector.to(getattr(torch, spec.master_dtype))
+        for spec, vector in zip(layout.slices, vectors, strict=True)
+    ]
 
 
 class Bound:
@@ -134,7 +144,7 @@ def install(
 
 
 def split(layout: Layout, flat: Mapping[str, Tensor]) -> list[Tensor]:
-    """Cut the flat vector of each dtype into fresh vectors, one per slice.
+    """Cut the flat vector of each dtype, of its values or of its masters, into fresh vectors, one per slice.
 
     >>> from squall.model.parameters import ParameterSpace
     >>> model = nn.Linear(3, 2)
@@ -144,7 +154,8 @@ def split(layout: Layout, flat: Mapping[str, Tensor]) -> list[Tensor]:
     [3, 2, 3]
     """
     for dtype in layout.space.dtypes:
-        _expect_vector(f"flat vector of {dtype}", flat[dtype], layout.space.numel(dtype), dtype)
+        size = layout.space.numel(dtype)
+        _expect_vector(f"flat vector of {dtype}", flat[dtype], size, dtype, True)
     return [flat[spec.dtype][spec.start : spec.stop].clone() for spec in layout.slices]
 
 
@@ -152,13 +163,13 @@ def assemble(layout: Layout, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
     """Rebuild every trainable tensor from the slices' vectors: the trained part of a state dict.
 
     Returns:
-        A fresh contiguous tensor per name. Tied names share one, as they do in ``model.state_dict()``.
+        A fresh contiguous tensor per name, in float32 if the vectors are masters of lower precision. Tied names
+        share one, as they do in ``model.state_dict()``.
     """
     tensors: dict[str, Tensor] = {}
     for spec, pieces in zip(layout.space.tensors, pieces_of(layout, vectors), strict=True):
-        whole = torch.empty(spec.numel, dtype=getattr(torch, spec.dtype))
-        for piece in pieces:
-            whole[piece.start : piece.stop].copy_(piece.vector)
+        empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
+        whole = torch.cat([piece.vector for piece in pieces]) if pieces else empty
         tensors |= dict.fromkeys((spec.name, *spec.aliases), whole.view(spec.shape))
     return tensors
 
@@ -213,18 +224,19 @@ def _view(vector: Tensor, segment: Segment) -> Tensor:
     return vector[segment.start : segment.stop]
 
 
-def _expect_vectors(layout: Layout, vectors: Sequence[Tensor]) -> None:
+def _expect_vectors(layout: Layout, vectors: Sequence[Tensor], *, or_masters: bool = False) -> None:
     if len(vectors) != len(layout.slices):
         raise LocalProtocolError(
             reason=f"slice vectors: expected {len(layout.slices)} of them, but got {len(vectors)}"
         )
     for spec, vector in zip(layout.slices, vectors, strict=True):
-        _expect_vector(f"vector of slice {spec.slice}", vector, spec.size, spec.dtype)
+        _expect_vector(f"vector of slice {spec.slice}", vector, spec.size, spec.dtype, or_masters)
 
 
-def _expect_vector(what: str, vector: Tensor, size: int, dtype: str) -> None:
+def _expect_vector(what: str, vector: Tensor, size: int, dtype: str, or_masters: bool) -> None:
     got = (tuple(vector.shape), str(vector.dtype).removeprefix("torch."), vector.is_contiguous())
-    if got != ((size,), dtype, True):
+    is_of_masters = or_masters and got[1] == master_dtype(dtype)
+    if got != ((size,), got[1] if is_of_masters else dtype, True):
         raise LocalProtocolError(
             reason=f"{what}: expected shape ({size},), {dtype}, contiguous, but got shape {got[0]}, {got[1]}, "
             f"{'contiguous' if got[2] else 'with gaps'}"

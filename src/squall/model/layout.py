@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from squall.errors import ConfigError
-from squall.model.parameters import ITEM_SIZES, ParameterSpace
+from squall.model.parameters import ITEM_SIZES, ParameterSpace, master_dtype
 from squall.slices import Range
 
 CUT_MULTIPLE = 16
@@ -77,7 +77,18 @@ class SliceSpec:
 
     @property
     def num_bytes(self) -> int:
+        """What its values take, and a gradient, on their way to and from replicas."""
         return self.size * ITEM_SIZES[self.dtype]
+
+    @property
+    def master_dtype(self) -> str:
+        """Of what the shard keeps of it: its values, and the rule's state."""
+        return master_dtype(self.dtype)
+
+    @property
+    def num_master_bytes(self) -> int:
+        """What one of the vectors that the shard keeps takes."""
+        return self.size * ITEM_SIZES[self.master_dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

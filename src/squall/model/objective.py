@@ -1,6 +1,7 @@
 """What a minibatch's loss is: a named loss, a loss module, a function, or a whole step of the user's own."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from squall.errors import ConfigError
+from squall.model.device import CPU
+from squall.model.precision import computing_in
 
 LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "cross_entropy": nn.functional.cross_entropy,
@@ -40,10 +43,12 @@ class Objective:
             then be a pair (inputs, targets); inputs that are a tuple are the model's positional arguments, a
             dict its keyword arguments.
         step: instead of `loss`: ``step(model, batch) -> scalar mean, or (sum, weight)``, for any batch.
+        precision: in which model, loss and metrics are computed; None: in the model's own dtypes.
     """
 
     loss: Loss | None
     step: Step | None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, str) and self.loss not in LOSSES:
@@ -53,6 +58,10 @@ class Objective:
                 got=repr(self.loss),
                 remedy="For anything else give step=, a function of (model, batch) that returns the mean loss.",
             )
+
+    def computing(self, device: torch.device) -> AbstractContextManager[object]:
+        """Within it the model is to be called, and its loss and metrics computed; not the backward pass."""
+        return computing_in(self.precision, device)
 
     def mean(self, model: nn.Module, batch: Any) -> Tensor:
         """The minibatch's mean loss, a scalar that can be differentiated."""
@@ -114,7 +123,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 def measure(
     model: nn.Module, objective: Objective, metrics: dict[str, Metric], batches: Any
 ) -> dict[str, float]:
-    """The mean loss and metrics over ``(batch, number of examples)`` pairs, in eval mode, weighted by examples.
+    """On the CPU: the mean loss and metrics over ``(batch, number of examples)`` pairs, in eval mode, weighted by examples.
 
     The model's mode is put back.
     """
@@ -125,7 +134,9 @@ def measure(
     try:
         for batch, examples in batches:
             total += examples
-            for name, value in _one(model, objective, metrics, batch).items():
+            with objective.computing(CPU):
+                values = _one(model, objective, metrics, batch)
+            for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value * examples
     finally:
         model.train(was_training)

@@ -18,8 +18,20 @@ from torch.nn.parameter import is_lazy
 
 from squall.errors import CorruptError, ModelError
 
-ITEM_SIZES: Mapping[str, int] = {"float32": 4, "float64": 8}
+ITEM_SIZES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Bytes of an element, by the dtypes that can be trained."""
+
+LOW_PRECISION = ("bfloat16", "float16")
+"""Dtypes in which small updates would be rounded away: what adds up over time is kept in float32."""
+
+
+def master_dtype(dtype: str) -> str:
+    """In which dtype shards keep, and update, parameters of `dtype`: these are its masters.
+
+    >>> master_dtype("bfloat16"), master_dtype("float64")
+    ('float32', 'float64')
+    """
+    return "float32" if dtype in LOW_PRECISION else dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +42,7 @@ class TensorSpec:
         name: qualified name, as in ``"encoder.0.weight"``; of a tied tensor the alphabetically first.
         aliases: its other names, sorted; empty unless it is tied.
         shape: its logical shape; ``()`` for a scalar.
-        dtype: ``"float32"`` or ``"float64"``.
+        dtype: one of `ITEM_SIZES`, as in ``"float32"``.
     """
 
     name: str
@@ -44,9 +56,7 @@ class TensorSpec:
                 subject=f"parameter {self.name!r}",
                 expected=f"dtype {' or '.join(ITEM_SIZES)}",
                 got=self.dtype,
-                remedy=_DTYPE_REMEDIES.get(
-                    self.dtype, "Keep trainable parameters real floating-point numbers."
-                ),
+                remedy="Keep trainable parameters real floating-point numbers.",
             )
 
     @property
@@ -209,12 +219,6 @@ class ParameterSpace:
                 remedy="The description was altered after it was written: take it from an intact copy.",
             )
         return space
-
-
-_DTYPE_REMEDIES = {
-    "bfloat16": 'Not yet; keep float32 parameters, and compute with precision="bfloat16" if you like.',
-    "float16": "Not yet; keep float32 parameters.",
-}
 
 
 def _matching(parameter: nn.Parameter | None, tensor: TensorSpec) -> nn.Parameter:

@@ -3,7 +3,9 @@
 Walk of a minibatch: seed the random generators by its position, load it, forward, loss, backward; as backward
 finishes each parameter, a hook copies its gradient into the slices' gradient vectors and checks it while it is
 in cache. The parameters themselves are views of the parameter buffer in use. On a device with memory of its own
-they are not: they are copied there at each swap, minibatches at each step, and gradients back.
+they are not: they are copied there at each swap, minibatches at each step, and gradients back. What adds up over
+minibatches is kept in float32 where parameters are bfloat16 or float16: the gradient of a block of several, which is
+rounded once, at its end, and what local steps move.
 """
 
 from collections.abc import Sequence
@@ -16,9 +18,10 @@ from squall.data.minibatches import Minibatches
 from squall.data.order import seed_for
 from squall.errors import SquallError, UserCodeError, is_out_of_memory
 from squall.model.device import CPU, seed_device, to_device
-from squall.model.install import install, pieces_of
+from squall.model.install import Piece, install, pieces_of
 from squall.model.layout import Layout
 from squall.model.objective import Objective
+from squall.model.parameters import LOW_PRECISION
 from squall.replica.data_worker import DataWorkers
 from squall.replica.downpour import Compute, Computed
 from squall.replica.loading import Loader, LoadsHere
@@ -92,6 +95,9 @@ class ReplicaCompute:
         self._norms: list[Tensor] = []  # of this minibatch's gradients, if they are to be clipped
         self._clips_first = task.clip_norm is not None and not task.streams
         self._parameters = task.layout.space.parameters_of(self._model)
+        # By tensor, in float32: its sum over a block of several minibatches; what its local steps have made of it.
+        self._sums: dict[int, tuple[Piece]] = {} if task.streams else self._fresh_sums()
+        self._moved: dict[int, Tensor] = {}
         self._present: set[int] = set()  # tensors with a gradient in this block
         self._not_finite: set[int] = set()
         self._keeps_gradients = False
@@ -104,6 +110,7 @@ class ReplicaCompute:
     def swap(self, buffer: int) -> None:
         """Take the parameters from this buffer from now on; between two minibatches only."""
         self._bound.swap_to(buffer)
+        self._moved.clear()
 
     def compute(self, wish: Compute) -> Computed:
         """Compute one minibatch.
@@ -130,6 +137,7 @@ class ReplicaCompute:
             self._drop_gradients()
         if not wish.is_last:
             return Computed(loss=loss, examples=examples)
+        self._copy_out_sums()
         tensors = self._task.layout.space.tensors
         absent = tuple(index for index in range(len(tensors)) if index not in self._present)
         if not self._not_finite:
@@ -154,7 +162,8 @@ class ReplicaCompute:
         if self._has_own_memory:
             seed_device(self._task.device, seed_for(self._task.seed, wish.epoch, wish.position))
             batch = to_device(batch, self._task.device)
-        loss = self._task.objective.mean(self._model, batch)
+        with self._task.objective.computing(self._task.device):
+            loss = self._task.objective.mean(self._model, batch)
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.item(), examples
@@ -164,7 +173,8 @@ class ReplicaCompute:
         gradient = parameter.grad
         assert gradient is not None
         if self._task.clip_norm is not None:
-            self._norms.append(torch.linalg.vector_norm(gradient))
+            precise = torch.promote_types(gradient.dtype, torch.float32)
+            self._norms.append(torch.linalg.vector_norm(gradient, dtype=precise))
         if not self._clips_first:
             self._copy_out(index, gradient)
         if not self._keeps_gradients:
@@ -174,10 +184,26 @@ class ReplicaCompute:
         """Copy a gradient to where shards read it, or add it to the block's."""
         # In one copy from where it is; slice by slice and added there would be many.
         here = gradient.to(CPU) if self._has_own_memory else gradient
-        pieces = self._pieces[self._buffer][index]
+        pieces = self._sums.get(index) or self._pieces[self._buffer][index]
         if not copy_gradient_(pieces, here, accumulate=index in self._present):
             self._not_finite.add(index)
         self._present.add(index)
+
+    def _fresh_sums(self) -> dict[int, tuple[Piece]]:
+        tensors = enumerate(self._task.layout.space.tensors)
+        return {
+            index: (Piece(start=0, stop=spec.numel, vector=torch.zeros(spec.numel)),)
+            for index, spec in tensors
+            if spec.dtype in LOW_PRECISION
+        }
+
+    def _copy_out_sums(self) -> None:
+        """The block is over: round its sums to what shards read."""
+        for index, (total,) in self._sums.items():
+            if index in self._present:
+                pieces = self._pieces[self._buffer][index]
+                if not copy_gradient_(pieces, total.vector, accumulate=False):
+                    self._not_finite.add(index)
 
     @torch.no_grad()
     def _clip(self) -> float:
@@ -205,14 +231,22 @@ class ReplicaCompute:
         rule = self._task.local
         assert rule is not None
         rate = rule.rate_at(minibatches)
-        for parameter in self._parameters:
+        for index, parameter in enumerate(self._parameters):
             if (gradient := parameter.grad) is None:
                 continue
             if parameter.numel():
                 if scale != 1.0:
                     gradient.mul_(scale)
-                values = parameter.detach().contiguous().view(-1)
-                rule.update_(values, gradient.reshape(-1), (), learning_rate=rate, step=1)
-                if not parameter.is_contiguous():
+                values = self._to_move(index, parameter)
+                rule.update_(values, gradient.reshape(-1).to(values.dtype), (), learning_rate=rate, step=1)
+                if values.data_ptr() != parameter.data_ptr():
                     parameter.copy_(values.view(parameter.shape))
             parameter.grad = None
+
+    def _to_move(self, index: int, parameter: Tensor) -> Tensor:
+        """What a local step moves, in C order: the parameter's own memory if it can, else a copy."""
+        if self._task.layout.space.tensors[index].dtype not in LOW_PRECISION:
+            return parameter.detach().contiguous().view(-1)
+        if index not in self._moved:
+            self._moved[index] = parameter.detach().float().contiguous().view(-1)
+        return self._moved[index]

@@ -65,7 +65,7 @@ class Adagrad(Rule):
         self, params: Tensor, grad: Tensor, slots: tuple[Tensor, ...], *, learning_rate: float, step: int
     ) -> None:
         rate = learning_rate / (1 + (step - 1) * self.lr_decay)
-        update_ = _fused if _has_fused(params.dtype, params.device.type) else _plain
+        update_ = _fused if _has_fused(params.dtype, params.device) else _plain
         update_(params, grad, slots[0], rate, self.weight_decay, self.eps)
 
 
@@ -97,7 +97,7 @@ def _fused(params: Tensor, grad: Tensor, sums: Tensor, rate: float, weight_decay
 
 
 @cache
-def _has_fused(dtype: torch.dtype, device: str) -> bool:
+def _has_fused(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this torch has the private op for such tensors, tried on one element."""
     one, sums = torch.ones(1, dtype=dtype, device=device), torch.zeros(1, dtype=dtype, device=device)
     try:

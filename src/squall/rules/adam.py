@@ -76,7 +76,7 @@ class Adam(_Moments):
     def update_(
         self, params: Tensor, grad: Tensor, slots: tuple[Tensor, ...], *, learning_rate: float, step: int
     ) -> None:
-        if _has_fused(params.dtype, params.device.type):
+        if _has_fused(params.dtype, params.device):
             _fused(self, params, grad, slots, learning_rate, step)
             return
         if self.weight_decay:
@@ -116,7 +116,7 @@ class AdamW(_Moments):
     def update_(
         self, params: Tensor, grad: Tensor, slots: tuple[Tensor, ...], *, learning_rate: float, step: int
     ) -> None:
-        if _has_fused(params.dtype, params.device.type):
+        if _has_fused(params.dtype, params.device):
             _fused(self, params, grad, slots, learning_rate, step)
             return
         if self.weight_decay:
@@ -162,14 +162,16 @@ def _fused(
 
 
 @cache
-def _has_fused(dtype: torch.dtype, device: str) -> bool:
+def _has_fused(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this torch has both private ops for such tensors, each tried with one update of one element."""
     # Every value on the way is exact: both see a gradient of 2 (Adam after the decay, 1 + 0.5 * 2) and go 0.5
     # down, Adam from 2 and AdamW, whose decay comes off the parameter, from 1.5.
     return _moves(Adam, 1.0, 1.5, dtype, device) and _moves(AdamW, 2.0, 1.0, dtype, device)
 
 
-def _moves(kind: type[_Moments], grad: float, result: float, dtype: torch.dtype, device: str) -> bool:
+def _moves(
+    kind: type[_Moments], grad: float, result: float, dtype: torch.dtype, device: torch.device
+) -> bool:
     """Whether an update of the parameter 2 at rate 0.5 by this gradient comes to this result."""
     rule = kind(betas=(0.5, 0.75), eps=0.0, weight_decay=0.5, amsgrad=True)
     params = torch.full((1,), 2.0, dtype=dtype, device=device)

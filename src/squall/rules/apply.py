@@ -7,8 +7,9 @@ finite; any other sum is looked at a second time, exactly, for finite numbers ca
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ times as long with 65,536, 1.3 with 131,072, 1.15 with 262,144 and hardly less w
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SliceState:
-    """A slice and what the rule keeps beside it. `apply_` is the only writer.
+    """A slice and what the rule keeps beside it. `apply_` is the only writer, and writes in place.
 
     With one rule per tensor, rules that have a slot of the same name share its vector, each tensor using its own
     part. A slot is as long as the slice even if few of its tensors need it; what belongs to the others is zero. So
@@ -40,7 +41,7 @@ class SliceState:
 
     Attributes:
         spec: which slice.
-        params: its values, shape (S,).
+        params: its values, shape (S,), of the spec's `master_dtype`, as are the slots.
         slots: the rules' vectors by name, each of shape (S,).
         steps: how many updates each segment has had, shape (segments,), int64.
         minibatches: how many the slice had applied.
@@ -51,15 +52,22 @@ class SliceState:
     slots: dict[str, Tensor]
     steps: NDArray[np.int64]
     minibatches: int
+    # For speed: the dtype of gradients, and whether masters have another.
+    _dtype: torch.dtype = field(init=False, repr=False)
+    _is_low: bool = field(init=False, repr=False)
     # Of each segment, for speed: its tensor, and where it starts and stops in the slice.
     _tensors: NDArray[np.int64] = field(init=False, repr=False)
     _starts: NDArray[np.int64] = field(init=False, repr=False)
     _stops: NDArray[np.int64] = field(init=False, repr=False)
+    _calls: "_Calls | None" = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        _expect_vector(f"parameters of slice {self.spec.slice}", self.params, self.spec)
+        self._dtype = getattr(torch, self.spec.dtype)
+        masters: torch.dtype = getattr(torch, self.spec.master_dtype)
+        self._is_low = masters is not self._dtype
+        _expect_vector(self.spec, "parameters of", self.params, masters)
         for name, slot in self.slots.items():
-            _expect_vector(f"slot {name!r} of slice {self.spec.slice}", slot, self.spec)
+            _expect_vector(self.spec, f"slot {name!r} of", slot, masters)
         segments = self.spec.segments
         if self.steps.shape != (len(segments),):
             raise LocalProtocolError(
@@ -96,7 +104,6 @@ class SliceState:
         return cls(spec=spec, params=params, slots=slots, steps=steps, minibatches=0)
 
 
-@torch.no_grad()
 def apply_(
     state: SliceState,
     rule: Rule | RulePerTensor,
@@ -114,40 +121,39 @@ def apply_(
     Args:
         state: written; the whole push is applied even if the outcome is not finite.
         rule: the same one that the state was created with.
-        grad: shape (S,), contiguous; only read. What it holds for absent tensors does not matter.
+        grad: shape (S,), contiguous, of the slice's dtype; only read. What it holds for absent tensors does not
+            matter.
         absent: indices in the space's `tensors` that the push has no gradient for; other slices' do no harm.
         minibatches: how many the gradient is the sum of.
-        out: shape (S,); all of the slice's new values are written to it, those of absent tensors too.
+        out: shape (S,), of the slice's dtype; all of the slice's new values are written to it, rounded if need be,
+            those of absent tensors too.
     Returns:
-        None if the updated slice is finite, else the index of the first tensor with a value that is not.
+        None if the updated slice is finite in its own dtype, else the index of the first tensor with a value that
+        is not.
     Raises:
         ConfigError: the rule's schedule returned something else than a rate. Nothing was changed.
         LocalProtocolError: a vector is not of the slice's size and dtype. Nothing was changed.
     """
-    _expect_vector(f"gradient for slice {state.spec.slice}", grad, state.spec)
+    _expect_vector(state.spec, "gradient for", grad, state._dtype)
     if out is not None:
-        _expect_vector(f"buffer for slice {state.spec.slice}", out, state.spec)
-    rules, which = _rules_of(rule, state)
-    rates = [one.rate_at(state.minibatches) for one in rules]
-    present = ~np.isin(state._tensors, list(absent)) if absent else np.ones(len(state.steps), dtype=np.bool_)
-    steps = np.where(present, state.steps + 1, 0)
+        _expect_vector(state.spec, "buffer for", out, state._dtype)
+    calls = _calls_of(state, rule, absent)
+    rates = [one.rate_at(state.minibatches) for one in calls.rules]
 
-    vectors = (state.params, grad, *state.slots.values())
-    chunks = zip(*(torch.split(vector, CHUNK) for vector in vectors), strict=True)
-    outs = torch.split(out, CHUNK) if out is not None else None
     first_bad: int | None = None
-    for number, ((params, gradient, *slots), runs) in enumerate(
-        zip(chunks, _runs_by_chunk(state, steps, which), strict=True)
-    ):
-        named = dict(zip(state.slots, slots, strict=True))
-        for run in runs:
-            _update_(rules[run.rule], params, gradient, named, run, learning_rate=rates[run.rule])
-        if outs is not None:
-            outs[number].copy_(params)
-        if first_bad is None and (at := _first_not_finite(params)) is not None:
-            first_bad = _tensor_at(state.spec, number * CHUNK + at)
+    outs = repeat(None) if out is None else _chunks(out)
+    for at, chunk, gradient, there in zip(count(), calls.chunks, _chunks(grad), outs, strict=False):
+        if state._is_low:
+            gradient = gradient.float()
+        for run in chunk.runs:
+            part = gradient if run.part is None else gradient[run.part]
+            step = int(state.steps[run.segment]) + 1
+            run.rule.update_(run.params, part, run.slots, learning_rate=rates[run.which], step=step)
+        written = chunk.params.to(state._dtype) if there is None else there.copy_(chunk.params)
+        if first_bad is None and (bad := _first_not_finite(written)) is not None:
+            first_bad = _tensor_at(state.spec, at * CHUNK + bad)
 
-    state.steps += present
+    state.steps += calls.present
     state.minibatches += minibatches
     return first_bad
 
@@ -176,7 +182,6 @@ def copy_and_check_(dst: Tensor, src: Tensor, *, accumulate: bool) -> bool:
     return is_finite
 
 
-@torch.no_grad()
 def copy_gradient_(pieces: Sequence[Piece], grad: Tensor, *, accumulate: bool) -> bool:
     """Copy a parameter's gradient into the slices' gradient vectors, or add it, and say whether it is finite.
 
@@ -206,12 +211,60 @@ def _slots_per_tensor(spec: SliceSpec, params: Tensor, rules: RulePerTensor) -> 
 
 
 class _Run(NamedTuple):
-    """Neighbouring elements with the same rule and step, from `start` to before `stop`; `rule` is an index."""
+    """Neighbouring elements of one chunk with the same rule and step: one call of the rule.
 
-    start: int
-    stop: int
-    step: int
-    rule: int
+    Attributes:
+        which: where the rule is in `_Calls.rules`.
+        segment: one of the slice's that has this step.
+        part: of the chunk; None: all of it.
+        params, slots: the state's, of this part.
+    """
+
+    rule: Rule
+    which: int
+    segment: int
+    part: slice | None
+    params: Tensor
+    slots: tuple[Tensor, ...]
+
+
+class _Chunk(NamedTuple):
+    """A chunk's parameters and its runs, without those of absent tensors."""
+
+    params: Tensor
+    runs: list[_Run]
+
+
+class _Calls(NamedTuple):
+    """What a push with these absent tensors calls on this slice.
+
+    It is the same for the next push if the same tensors are absent: the steps of all others rise together, so that
+    equal ones stay equal and different ones different.
+
+    Attributes:
+        present: of each segment 1 if it takes part, else 0, shape (segments,).
+    """
+
+    rule: Rule | RulePerTensor
+    absent: frozenset[int]
+    rules: tuple[Rule, ...]
+    present: NDArray[np.int64]
+    chunks: list[_Chunk]
+
+
+def _calls_of(state: SliceState, rule: Rule | RulePerTensor, absent: frozenset[int]) -> _Calls:
+    """What to call, computed anew if it is not what the last push called."""
+    calls = state._calls
+    if calls is None or calls.rule is not rule or calls.absent != absent:
+        rules, which = _rules_of(rule, state)
+        present = np.isin(state._tensors, list(absent), invert=True).astype(np.int64)
+        chunks = [_Chunk(params, []) for params in _chunks(state.params)]
+        for start, stop, at, segment in _runs(state, present, which):
+            for number in range(start // CHUNK, (stop - 1) // CHUNK + 1):
+                inside = slice(max(start, number * CHUNK), min(stop, (number + 1) * CHUNK))
+                chunks[number].runs.append(_run(state, rules[at], at, segment, number * CHUNK, inside))
+        state._calls = calls = _Calls(rule, absent, rules, present, chunks)
+    return calls
 
 
 def _rules_of(rule: Rule | RulePerTensor, state: SliceState) -> tuple[tuple[Rule, ...], NDArray[np.int64]]:
@@ -221,51 +274,44 @@ def _rules_of(rule: Rule | RulePerTensor, state: SliceState) -> tuple[tuple[Rule
     return rule.rules, rule.which_array[state._tensors]
 
 
-def _runs_by_chunk(state: SliceState, steps: NDArray[np.int64], which: NDArray[np.int64]) -> list[list[_Run]]:
-    """The runs in each chunk, counted from the chunk's begin; no absent ones."""
-    by_chunk: list[list[_Run]] = [[] for _ in range(-(-state.spec.size // CHUNK))]
-    for start, stop, step, rule in _runs(state, steps, which):
-        for number in range(start // CHUNK, (stop - 1) // CHUNK + 1):
-            begin = number * CHUNK
-            by_chunk[number].append(_Run(max(start - begin, 0), min(stop - begin, CHUNK), step, rule))
-    return by_chunk
-
-
 def _runs(
-    state: SliceState, steps: NDArray[np.int64], which: NDArray[np.int64]
-) -> list[tuple[int, int, int, int]]:
-    """Neighbouring segments with equal steps and rules joined, as in `_Run`; step 0 means absent."""
-    is_first = (np.diff(steps, prepend=-1) != 0) | (np.diff(which, prepend=-1) != 0)
+    state: SliceState, present: NDArray[np.int64], which: NDArray[np.int64]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Neighbouring segments with equal steps and rules joined: (start, stop, which rule, first segment)."""
+    steps = np.where(present, state.steps, -1)  # what is absent joins nothing else
+    is_first = (np.diff(steps, prepend=-2) != 0) | (np.diff(which, prepend=-1) != 0)
     first = np.flatnonzero(is_first)
     last = np.append(first[1:], len(steps)) - 1
-    bounds = zip(
-        state._starts[first].tolist(),
-        state._stops[last].tolist(),
-        steps[first].tolist(),
-        which[first].tolist(),
-        strict=True,
+    columns = (state._starts[first], state._stops[last], which[first], first)
+    for start, stop, rule, segment in zip(*(column.tolist() for column in columns), strict=True):
+        if present[segment]:
+            yield start, stop, rule, segment
+
+
+def _run(state: SliceState, rule: Rule, which: int, segment: int, begin: int, inside: slice) -> _Run:
+    """The call for a part of the slice that lies in the chunk which begins at `begin`."""
+    is_whole = inside == slice(begin, min(begin + CHUNK, state.spec.size))
+    return _Run(
+        rule=rule,
+        which=which,
+        segment=segment,
+        part=None if is_whole else slice(inside.start - begin, inside.stop - begin),
+        params=state.params[inside],
+        slots=tuple(state.slots[name][inside] for name in rule.slot_names),
     )
-    return [run for run in bounds if run[2]]
-
-
-def _update_(
-    rule: Rule, params: Tensor, grad: Tensor, named: Mapping[str, Tensor], run: _Run, *, learning_rate: float
-) -> None:
-    """Carry out one run of a chunk, given the chunk's part of every vector."""
-    vectors = (params, grad, *(named[name] for name in rule.slot_names))
-    if run.stop - run.start < params.numel():
-        vectors = tuple(vector[run.start : run.stop] for vector in vectors)
-    params, grad, *slots = vectors
-    rule.update_(params, grad, tuple(slots), learning_rate=learning_rate, step=run.step)
 
 
 def _chunks(vector: Tensor) -> tuple[Tensor, ...]:
     return torch.split(vector, CHUNK) if vector.numel() > CHUNK else (vector,)
 
 
+# Sums of few and harmless float16 numbers already overflow.
+_SUMMED_IN = {torch.float16: torch.float32}
+
+
 def _first_not_finite(chunk: Tensor) -> int | None:
     """Where the first value is that is not finite; None if all are."""
-    if math.isfinite(chunk.sum().item()):
+    if math.isfinite(chunk.sum(dtype=_SUMMED_IN.get(chunk.dtype)).item()):
         return None
     places = torch.isfinite(chunk).logical_not_().nonzero()
     return int(places[0]) if places.numel() else None
@@ -276,10 +322,15 @@ def _tensor_at(spec: SliceSpec, position: int) -> int:
     return spec.segments[at].tensor
 
 
-def _expect_vector(what: str, vector: Tensor, spec: SliceSpec) -> None:
-    got = (tuple(vector.shape), str(vector.dtype).removeprefix("torch."), vector.is_contiguous())
-    if got != ((spec.size,), spec.dtype, True):
-        raise LocalProtocolError(
-            reason=f"{what}: expected shape ({spec.size},), {spec.dtype}, contiguous, but got shape {got[0]}, "
-            f"{got[1]}, {'contiguous' if got[2] else 'with gaps'}"
-        )
+def _expect_vector(spec: SliceSpec, what: str, vector: Tensor, dtype: torch.dtype) -> None:
+    if vector.dtype is dtype and vector.shape == (spec.size,) and vector.is_contiguous():
+        return
+    raise LocalProtocolError(
+        reason=f"{what} slice {spec.slice}: expected shape ({spec.size},), {_name(dtype)}, contiguous, but got "
+        f"shape {tuple(vector.shape)}, {_name(vector.dtype)}, "
+        f"{'contiguous' if vector.is_contiguous() else 'with gaps'}"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

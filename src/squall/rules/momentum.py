@@ -77,7 +77,7 @@ class Momentum(Rule):
     def update_(
         self, params: Tensor, grad: Tensor, slots: tuple[Tensor, ...], *, learning_rate: float, step: int
     ) -> None:
-        update_ = _fused if _has_fused(params.dtype, params.device.type) else _plain
+        update_ = _fused if _has_fused(params.dtype, params.device) else _plain
         update_(self, params, grad, slots, learning_rate, step == 1)
 
 
@@ -124,7 +124,7 @@ def _fused(
 
 
 @cache
-def _has_fused(dtype: torch.dtype, device: str) -> bool:
+def _has_fused(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this torch has the private op for such tensors, tried with two updates of one element."""
     rule = Momentum(momentum=0.5, dampening=0.5, weight_decay=0.5)
     one, buffer = torch.ones(1, dtype=dtype, device=device), torch.zeros(1, dtype=dtype, device=device)

@@ -43,7 +43,7 @@ class Sgd(Rule):
     ) -> None:
         if self.weight_decay == 0:
             params.add_(grad, alpha=-learning_rate)
-        elif _has_fused(params.dtype, params.device.type):
+        elif _has_fused(params.dtype, params.device):
             _fused(params, grad, learning_rate, self.weight_decay)
         else:
             _plain(params, grad, learning_rate, self.weight_decay)
@@ -71,7 +71,7 @@ def _fused(params: Tensor, grad: Tensor, learning_rate: float, weight_decay: flo
 
 
 @cache
-def _has_fused(dtype: torch.dtype, device: str) -> bool:
+def _has_fused(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this torch has the private op for such tensors, tried on one element."""
     one = torch.ones(1, dtype=dtype, device=device)
     try:

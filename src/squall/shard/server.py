@@ -84,7 +84,7 @@ class ShardServer:
         self._recorder = None
         if settings["record"]:
             versions = {book.slice: book.version for book in books}
-            sizes = {state.spec.slice: state.spec.num_bytes for state in states}
+            sizes = {state.spec.slice: state.spec.num_master_bytes for state in states}
             self._recorder = PushRecorder(self._directory / "pushes", versions, sizes)
         self._tensors = ShardTensors(states=states, rule=rule, recorder=self._recorder)
         self._machine = ShardMachine(shard=self._shard, incarnation=self._incarnation, books=books)

@@ -72,7 +72,7 @@ def read_slices(path: Path, specs: Sequence[SliceSpec]) -> tuple[list[SliceState
 def _state(spec: SliceSpec, tensors: dict[str, Tensor], slots: list[str]) -> SliceState:
     number = spec.slice
     params = tensors[f"{number}.params"]
-    if params.shape != (spec.size,) or str(params.dtype) != f"torch.{spec.dtype}":
+    if params.shape != (spec.size,) or str(params.dtype) != f"torch.{spec.master_dtype}":
         raise ValueError(f"slice {number} has shape {tuple(params.shape)} and {params.dtype}")
     return SliceState(
         spec=spec,

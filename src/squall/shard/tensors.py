@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import torch
 from torch import Tensor
 
 from squall.rules.apply import SliceState, apply_
@@ -97,12 +98,13 @@ def push_file(number: int) -> str:
 class PushRecorder:
     """Appends each applied gradient to one raw little-endian file per slice: row v - 1 made version v.
 
-    What a push had no gradient for is written as zeros. Files that are there already are continued, at the
+    What a push had no gradient for is written as zeros; bfloat16 and float16, which NumPy does not all know, as
+    float32, which has all their values. Files that are there already are continued, at the
     versions that the slices have now: what came later belongs to a state that was lost.
 
     Args:
         versions: by slice, its version.
-        sizes: by slice, bytes of one gradient.
+        sizes: by slice, bytes of one gradient as written.
     """
 
     def __init__(self, directory: Path, versions: Mapping[int, int], sizes: Mapping[int, int]) -> None:
@@ -117,6 +119,8 @@ class PushRecorder:
             gradient = gradient.clone()
             for part in missing:
                 gradient[part] = 0
+        if gradient.dtype in (torch.bfloat16, torch.float16):
+            gradient = gradient.float()
         self._files[number].write(gradient.numpy().data.cast("B"))
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from squall.errors import ConfigError, RunError, SquallError
+from squall.model.parameters import master_dtype
 from squall.observe.events import Checkpointed, Ended, Evaluated, Event
 from squall.observe.files import write_atomic
 from squall.observe.ledger import LedgerRow, LedgerWriter, read_ledger
@@ -197,6 +198,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, began_at: float) -> N
         "time_s",
         "seed",
         "record",
+        "precision",
         "evaluate_every",
     ):
         told[name] = getattr(job, name)
@@ -220,7 +222,10 @@ def _begin_record(directory: RunDirectory, prepared: Prepared) -> None:
     directory.pushes.mkdir(exist_ok=True)
     if prepared.starts:
         return
-    rows = [row | {"file": push_file(row["slice"])} for row in prepared.layout.layout_json()]
+    rows = [
+        row | {"file": push_file(row["slice"]), "dtype": master_dtype(row["dtype"])}
+        for row in prepared.layout.layout_json()
+    ]
     directory.write_json(directory.pushes / "layout.json", rows)
     save_file(_trained(prepared), directory.pushes / "initial.safetensors")
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from squall.errors import ConfigError
 from squall.model.objective import Loss, Metric, Step
+from squall.model.precision import check_precision
 from squall.training.strategies import Downpour, expect_whole, not_built
 
 ModelLike = nn.Module | Callable[[], nn.Module]
@@ -57,6 +58,8 @@ class Job:
         device: where replicas compute: "cpu", "cuda", "cuda:1" or "mps". Parameters, updates and evaluation stay
             in ordinary memory, so each swap and each gradient is a copy. Nobody has run this on a GPU yet.
         clip_norm: scale each minibatch's gradient down to this norm, over all tensors together; None: never.
+        precision: "bfloat16": forward, loss and metrics under torch's autocast, in training, evaluation and
+            `Run.predict`; parameters and gradients keep their dtypes. None: all in the model's own dtypes.
         evaluate_every: epochs between evaluations, a float.
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
@@ -133,6 +136,7 @@ class Job:
                 raise ConfigError(subject=f"Job({name}=)", expected="a number above 0", got=repr(value))
 
     def _check_kinds(self) -> None:
+        check_precision(self.precision)
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise ConfigError(
                 subject="Job(model=)",
@@ -166,7 +170,6 @@ class Job:
     def _check_not_built(self) -> None:
         defaults: dict[str, Any] = {
             "partitions": 1,
-            "precision": None,
             "checkpoint_every": None,
             "durability": "none",
         }

@@ -16,7 +16,7 @@ from squall.data.source import Loading, as_source
 from squall.errors import ConfigError, ModelError, SquallError, UserCodeError
 from squall.model.buffers import BufferSpace, set_buffers
 from squall.model.device import CPU, device_of
-from squall.model.install import split
+from squall.model.install import masters_of, split
 from squall.model.layout import Layout
 from squall.model.objective import Objective, accuracy, pair
 from squall.model.parameters import ParameterSpace
@@ -116,7 +116,8 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
     loading = as_source(job.train, job.batch_size)
     workers = _workers(job, loading)
     minibatches = _minibatches(job, loading, shuffle=job.shuffle)
-    objective = Objective(loss=None if job.step is not None else job.loss, step=job.step)
+    loss = None if job.step is not None else job.loss
+    objective = Objective(loss=loss, step=job.step, precision=job.precision)
     if not (workers.num and workers.init):  # else what it needs may be there in workers only
         _check_batch(objective, minibatches)
 
@@ -281,7 +282,7 @@ def _new_slices(
     layout: Layout, model: nn.Module, rule: Rule | RulePerTensor
 ) -> tuple[list[SliceState], list[SliceBook]]:
     flat: dict[str, Tensor] = {dtype: layout.space.flat(model, dtype) for dtype in layout.space.dtypes}
-    vectors = split(layout, flat)
+    vectors = masters_of(layout, split(layout, flat))
     states = [SliceState.create(spec, vectors[spec.slice], rule) for spec in layout.slices]
     return states, [SliceBook.new(spec.slice, spec.partition) for spec in layout.slices]
 

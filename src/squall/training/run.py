@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from squall.errors import ConfigError, CorruptError
+from squall.model.device import CPU
 from squall.model.objective import call
+from squall.model.precision import computing_in
 from squall.observe.ledger import read_ledger
 from squall.observe.metrics import read_history
 from squall.training.directory import RunDirectory
@@ -96,7 +98,9 @@ class Run:
 
     @torch.no_grad()
     def predict(self, x: Any, batch_size: int = PREDICT_BATCH) -> Any:
-        """The model's outputs for `x`, computed in batches of `batch_size`.
+        """The model's outputs for `x`, computed in batches of `batch_size`, under the job's `precision`.
+
+        Under "bfloat16" outputs in that dtype come back as float32, which has all their values.
 
         Args:
             x: inputs as the model takes them: a tensor or array, a tuple of them (by position), or a dict (by
@@ -107,7 +111,11 @@ class Run:
         tensors = map_leaves(torch.as_tensor, x)
         count = len(leaves(tensors)[0][1])
         parts = (slice(start, start + batch_size) for start in range(0, max(count, 1), batch_size))
-        outputs = [call(self.model, map_leaves(operator.itemgetter(part), tensors)) for part in parts]
+        precision = self._directory.read_json(self._directory.job).get("precision")
+        with computing_in(precision, CPU):
+            outputs = [call(self.model, map_leaves(operator.itemgetter(part), tensors)) for part in parts]
+        if precision is not None:
+            outputs = [map_leaves(_in_float32, output) for output in outputs]
         if isinstance(outputs[0], Tensor):
             return torch.cat(outputs)
         return _joined(outputs)
@@ -120,6 +128,10 @@ def _state(path: Path) -> dict[str, Tensor]:
         raise CorruptError(
             subject=str(path), expected="a model of the run", got=f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _in_float32(output: Any) -> Any:
+    return output.float() if isinstance(output, Tensor) and output.dtype == torch.bfloat16 else output
 
 
 def _joined(outputs: list[Any]) -> Any:
