@@ -8,7 +8,21 @@ from squall.observe.events import Joined as JoinedRun
 from squall.observe.events import Left as LeftRun
 from squall.observe.events import Redone
 from squall.observe.events import Refused as RefusedBlock
-from squall.wire.messages import Ask, Diverged, Finished, Goodbye, Lease, Leave, Recall, Refuse, Refused
+from squall.wire.messages import (
+    Ask,
+    Diverged,
+    Finished,
+    Goodbye,
+    Held,
+    Hold,
+    Lease,
+    Leave,
+    Recall,
+    Refuse,
+    Refused,
+    Release,
+    Released,
+)
 
 # Events: each carries `now`, seconds on the run's clock -------------------------------------------------
 
@@ -38,7 +52,7 @@ class FromShard:
 
     now: float
     shard: int
-    message: Refused | Diverged
+    message: Refused | Diverged | Held | Released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +80,23 @@ class Stop:
     why: str
 
 
-CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | Stop
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Take a checkpoint of this name as soon as may be."""
+
+    now: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What goes with the cut that was reached has been copied; answers `Cut`, by its number."""
+
+    now: float
+    request: int
+
+
+CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | Stop | Checkpoint | Copied
 
 
 # Effects ------------------------------------------------------------------------------------------------
@@ -86,7 +116,7 @@ class ToShard:
     """Send a message to a shard."""
 
     shard: int
-    message: Refuse
+    message: Refuse | Hold | Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +125,15 @@ class Closed:
 
     replica: int
     report: Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Every slice has settled just these ranges, and takes no more until a `Copied` of this number has come."""
+
+    request: int
+    name: str
+    settled: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,4 +159,4 @@ class Ended:
     why: str
 
 
-CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Report | Diverging | Ended
+CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Cut | Report | Diverging | Ended

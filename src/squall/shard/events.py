@@ -5,7 +5,20 @@ from typing import TypeAlias
 
 from squall.blocks import Block
 from squall.shard.books import SliceBook
-from squall.wire.messages import Diverged, Fetch, Fetched, Outcome, Push, Pushed, Refuse, Refused
+from squall.wire.messages import (
+    Diverged,
+    Fetch,
+    Fetched,
+    Held,
+    Hold,
+    Outcome,
+    Push,
+    Pushed,
+    Refuse,
+    Refused,
+    Release,
+    Released,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +63,7 @@ class FromWorker:
 class FromCoordinator:
     """The coordinator's request arrived."""
 
-    message: Refuse
+    message: Refuse | Hold | Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +129,7 @@ class Answer:
 class Tell:
     """Send a message to the coordinator."""
 
-    message: Refused | Diverged
+    message: Refused | Diverged | Held | Released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

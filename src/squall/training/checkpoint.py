@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +53,11 @@ class Checkpoint:
         """Positions that every slice has: what a resumed run need not do again."""
         if not self.books:
             return BlockSet()
-        return intersection([book.settled for book in self.books])
+        return reduce(BlockSet.common, (book.settled for book in self.books))
 
     def tensors(self) -> dict[str, Tensor]:
         """The trained tensors by name."""
         return assemble(self.layout, [state.params for state in self.states])
-
-
-def intersection(sets: Sequence[BlockSet]) -> BlockSet:
-    """Positions that are in all of the sets.
-
-    >>> one, other = BlockSet(((0, 0, 0, 5),)), BlockSet(((0, 0, 2, 3), (0, 0, 4, 9)))
-    >>> intersection([one, other]).entries()
-    ((0, 0, 2, 3), (0, 0, 4, 5))
-    """
-    first, *others = sets
-    entries = first.entries()
-    for other in others:
-        entries = tuple(
-            (stage, epoch, max(a, c), min(b, d))
-            for stage, epoch, a, b in entries
-            for c, d in other.of(stage, epoch)
-            if max(a, c) < min(b, d)
-        )
-    return BlockSet(entries)
 
 
 def finish_checkpoint(

@@ -19,6 +19,10 @@ Read it as a conversation::
       Refuse       -------------------------->            nobody can compute this block: settle it
                    <--------------------------  Refused
                    <--------------------------  Diverged   unasked: an update made my slice non-finite
+      Hold         -------------------------->            for a checkpoint: admit these blocks and no new ones
+                   <--------------------------  Held       what my slices hold; again whenever it has changed
+      Release      -------------------------->            all hold the same: store that, and go on
+                   <--------------------------  Released
 
 A message is frozen and knows nothing of sockets or bytes: `squall.wire.codec` turns it into bytes. Every
 request carries a number that rises with each new request of its sender (per incarnation); a resend repeats
@@ -194,9 +198,51 @@ class Diverged:
     tensor: int
 
 
-ToShard: TypeAlias = Fetch | Push | Refuse
-FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged
-ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Coordinator -> shard: from now on, let pushes wait whose blocks are neither settled nor admitted here.
+
+    Attributes:
+        request: number of the hold; the same in everything that is said of it.
+        admitted: ranges of positions that some slice of the cluster has already, and all are to have.
+    """
+
+    request: int
+    admitted: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Shard -> coordinator: what my slices hold, while I admit no more than I was told.
+
+    Attributes:
+        anywhere: ranges of positions that some slice of this shard has settled.
+        everywhere: those that every slice of it has; of a shard without slices, all that was admitted.
+    """
+
+    request: int
+    anywhere: tuple[Block, ...]
+    everywhere: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Coordinator -> shard: the hold is over; store the checkpoint of this name first, unless it is empty."""
+
+    request: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """Shard -> coordinator: pushes are admitted again; what was to be stored is copied."""
+
+    request: int
+
+
+ToShard: TypeAlias = Fetch | Push | Refuse | Hold | Release
+FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged | Held | Released
+ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged | Held | Released
 ToReplica: TypeAlias = Fetched | Pushed | Lease | Leave | Recall
 Message: TypeAlias = ToShard | FromShard | ToCoordinator | ToReplica
 
@@ -214,4 +260,8 @@ CODES: dict[int, type] = {
     10: Refuse,
     11: Refused,
     12: Diverged,
+    13: Hold,
+    14: Held,
+    15: Release,
+    16: Released,
 }
