@@ -45,7 +45,7 @@ class Holds:
         self.wanted: str | None = None
         self.stage = Stage.IDLE
         self.silent: set[int] = set()  # shards that an answer is awaited from
-        self._shards = range(num_shards)
+        self._shards = tuple(range(num_shards))
         self._patience_s = patience_s
         self._request = 0
         self._began = 0.0
@@ -83,8 +83,8 @@ class Holds:
         if len(self._held) < len(self._shards):
             return ()
         union = BlockSet.union(block for held in self._held.values() for block in held.anywhere)
-        missing = {part for held in self._held.values() for part in _lacking(union, held)}
-        self._missing = tuple(sorted(missing))
+        missing = (part for held in self._held.values() for part in _lacking(union, held))
+        self._missing = BlockSet.union(missing).blocks()
         if self._missing:
             is_known, self._union = union == self._union, union
             return () if is_known else self._ask()
@@ -158,6 +158,6 @@ class Holds:
 
 def _lacking(union: BlockSet, held: Held) -> Iterator[Block]:
     """What some slice has and a slice of this shard has not."""
-    everywhere = BlockSet(tuple((b.stage, b.epoch, b.first, b.stop) for b in held.everywhere))
+    everywhere = BlockSet.union(held.everywhere)
     for block in union.blocks():
         yield from everywhere.missing(block)
