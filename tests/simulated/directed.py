@@ -821,7 +821,11 @@ def held_at_the_end(variant: int) -> Schedule:
         epochs=None,
         checkpoints=(at_s - 0.2,),
         stop_at=at_s,
-        outside=(*_late_words_of_holds(at_s + 0.01), *_late_words_of_holds(at_s + 30.0)),
+        outside=(
+            *_late_words_of_holds(at_s + 0.01),
+            *_late_words_of_holds(at_s + 0.02),
+            *_late_words_of_holds(at_s + 30.0),
+        ),
         faults=(Delay(0.1, 0.09), Pause("replica1", 4.0, AtTime(at_s - 0.5)), Drop("release", 0.3)),
         linger_s=40.0,
     )
@@ -859,6 +863,7 @@ def held_and_ruined(variant: int) -> Schedule:
         faults=(Drop("refuse.reply", 1.0), Delay(0.1, 0.09)),
         outside=(
             *(Outside(at_s=at_s, role="shard0", event=word) for word in words),
+            *(Outside(at_s=8.0, role="shard0", event=word) for word in words),
             Outside(at_s=9.0, role="shard0", event=Close()),
             *(Outside(at_s=9.1, role="shard0", event=word) for word in words),
             _stop(10.0),

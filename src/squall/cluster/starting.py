@@ -95,7 +95,7 @@ class _Starting:
             "num_shards": prepared.layout.num_shards,
             "max_staleness": prepared.job.strategy.max_staleness,
         }
-        load = {"plan": prepared.plan, "settled": prepared.settled}
+        load = {"plan": prepared.plan, "settled": prepared.settled, "rhythm": prepared.rhythm}
         self._roster.spawn("coordinator", "coordinator", self._pack(load), settings)
 
     def replicas(self) -> None:

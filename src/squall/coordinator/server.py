@@ -6,9 +6,12 @@ import time
 from typing import Any
 
 from squall.coordinator.events import (
+    Checkpoint,
     Closed,
     CoordinatorEffect,
     CoordinatorEvent,
+    Copied,
+    Cut,
     Diverging,
     Ended,
     FromReplica,
@@ -29,17 +32,20 @@ from squall.wire.connection import Connection
 from squall.wire.control import (
     AttachReplica,
     AttachShard,
+    BuffersCopied,
     ClosedBlock,
     Closings,
+    CutReached,
     DivergedRun,
     EndedRun,
     Finish,
     Happened,
     Ready,
     StopRun,
+    TakeCheckpoint,
     Waiting,
 )
-from squall.wire.messages import Ask, Goodbye, Refused
+from squall.wire.messages import Ask, Goodbye, Held, Refused, Released
 from squall.wire.messages import Diverged as DivergedAt
 from squall.wire.traffic import TrafficMeter
 
@@ -54,7 +60,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
 
     Args:
         settings: "began" (monotonic), "num_replicas", "num_shards", "max_staleness".
-        load: "plan" and "settled".
+        load: "plan", "settled" and "rhythm".
         launcher: the connection to it.
         fds: none.
     """
@@ -64,6 +70,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         num_shards=settings["num_shards"],
         settled=load["settled"],
         max_staleness=settings["max_staleness"],
+        rhythm=load["rhythm"],
     )
     CoordinatorServer(machine, launcher, settings["began"]).run()
 
@@ -147,7 +154,7 @@ class CoordinatorServer:
         if received is None:
             self._epoll.unregister(fd)
             del self._shards[shard], self._shard_of[fd]
-        elif isinstance(received[0], Refused | DivergedAt):
+        elif isinstance(received[0], Refused | DivergedAt | Held | Released):
             self._handle(FromShard(now=self._now(), shard=shard, message=received[0]))
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
@@ -164,6 +171,10 @@ class CoordinatorServer:
                 self._epoll.register(connection.fileno(), select.EPOLLIN)
             case StopRun(why=why):
                 self._handle(Stop(now=self._now(), why=why))
+            case TakeCheckpoint(name=name):
+                self._handle(Checkpoint(now=self._now(), name=name))
+            case BuffersCopied(request=request):
+                self._handle(Copied(now=self._now(), request=request))
             case Finish():
                 self._is_finished = True
 
@@ -189,6 +200,8 @@ class CoordinatorServer:
                         staleness=report.staleness,
                     )
                 )
+            case Cut(request=request, name=name, settled=settled):
+                self._launcher.send(CutReached(request=request, name=name, settled=settled))
             case Report(event=event):
                 self._tell_closings()
                 self._launcher.send(_happened(event))
@@ -197,8 +210,7 @@ class CoordinatorServer:
                 self._launcher.send(DivergedRun(what=what, tensor=name, number=number, block=block))
             case Ended(why=why):
                 self._tell_closings()
-                settled = self._machine.settled.num_minibatches
-                self._launcher.send(EndedRun(why=why, minibatches=settled))
+                self._launcher.send(EndedRun(why=why, settled=self._machine.settled.blocks()))
 
     def _send(self, line: Connection | None, message: Any) -> None:
         if line is not None:

@@ -170,7 +170,8 @@ class ReplicaRunner:
                 self._hear_coordinator()
                 self._events.append(self._compute.compute(effect))
                 if effect.is_last:
-                    self._buffer_space.write(self._model, self._buffer_memory)
+                    place = effect.epoch, effect.position
+                    self._buffer_space.write(self._model, self._buffer_memory, after=place)
             case ToShard(shard=shard, message=message):
                 self._shards[shard].send(message)
             case Swap(buffer=buffer):

@@ -17,7 +17,6 @@ from squall.machines import drive
 from squall.model.exchange import ExchangePlan
 from squall.model.layout import Layout
 from squall.observe.ledger import LedgerWriter
-from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
 from squall.shard.books import SliceBook
@@ -40,12 +39,12 @@ from squall.shard.events import (
 )
 from squall.shard.machine import ShardMachine
 from squall.shard.records import ledger_row
-from squall.shard.store import shard_file, write_slices
+from squall.shard.store import SliceWriter, copied, shard_file
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
 from squall.wire.connection import Connection
 from squall.wire.control import AttachWorker, Finish, Ready, Saved, SaveSlices
 from squall.wire.memory import SharedArena
-from squall.wire.messages import Fetch, Push, Refuse
+from squall.wire.messages import Fetch, Hold, Push, Refuse, Release
 from squall.wire.traffic import TrafficMeter
 
 COUNTED_EVERY_S = 0.5
@@ -78,7 +77,7 @@ class ShardServer:
         rule: Rule | RulePerTensor = load["rule"]
         books: tuple[SliceBook, ...] = load["books"]
         # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
-        states = [_own(state) for state in load["states"]]
+        states = [copied(state) for state in load["states"]]
         load.clear()
         self._recorder = None
         if settings["record"]:
@@ -94,13 +93,14 @@ class ShardServer:
         self._workers: dict[int, tuple[Worker, Connection]] = {}  # by descriptor
         self._lines: dict[tuple[int, int], Connection] = {}  # by place
         self._traffic = TrafficMeter(f"shard{self._shard}")
+        self._writer = SliceWriter()
         self._epoll = select.epoll()
         self._is_finished = False
         self._has_recorded = False
 
     def run(self) -> None:
-        for connection in (self._launcher, self._coordinator):
-            self._epoll.register(connection.fileno(), select.EPOLLIN)
+        for source in (self._launcher, self._coordinator, self._writer):
+            self._epoll.register(source.fileno(), select.EPOLLIN)
         self._launcher.send(Ready())
         counted_at = time.monotonic()
         while not self._is_finished:
@@ -110,6 +110,7 @@ class ShardServer:
                 counted_at = now
                 self._ledger.flush()
                 self._tell_count()
+        self._writer.close()
         self._ledger.close()
         if self._recorder is not None:
             self._recorder.close()
@@ -124,8 +125,11 @@ class ShardServer:
             received = self._coordinator.receive()
             if received is None:
                 self._epoll.unregister(fd)
-            elif isinstance(received[0], Refuse):
+            elif isinstance(received[0], Refuse | Hold | Release):
                 self._handle(FromCoordinator(message=received[0]))
+        elif fd == self._writer.fileno():
+            for name in self._writer.written():
+                self._launcher.send(Saved(name=name))
         elif fd == self._launcher.fileno():
             received = self._launcher.receive()
             if received is None:
@@ -212,12 +216,13 @@ class ShardServer:
         return None
 
     def _store(self, name: str, books: tuple[SliceBook, ...]) -> None:
-        folder = self._directory / "checkpoints" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        if books:
-            write_slices(folder / shard_file(self._shard), list(self._tensors.states.values()), books)
+        """Copy now; write while training goes on."""
         self._ledger.flush()
-        self._launcher.send(Saved(name=name))
+        if self._recorder is not None:
+            self._recorder.flush()
+        path = self._directory / "checkpoints" / name / shard_file(self._shard)
+        states = [copied(state) for state in self._tensors.states.values()]
+        self._writer.write(name, path, states, books)
 
     # What it has cost -----------------------------------------------------------------------------------
 
@@ -231,13 +236,3 @@ class ShardServer:
     def _tell_count(self) -> None:
         workers = (connection for _, connection in self._workers.values())
         self._launcher.send(self._traffic.counted([self._coordinator, *workers]))
-
-
-def _own(state: SliceState) -> SliceState:
-    return SliceState(
-        spec=state.spec,
-        params=state.params.clone(),
-        slots={name: slot.clone() for name, slot in state.slots.items()},
-        steps=state.steps.copy(),
-        minibatches=state.minibatches,
-    )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -124,15 +125,26 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def newest_checkpoint(checkpoints: Path) -> Checkpoint:
-    """The newest complete checkpoint of a run. A newer one that was never finished is passed over.
+def verify_checkpoint(folder: Path) -> None:
+    """Check every byte of a checkpoint without loading it.
 
     Raises:
-        ConfigError: there is none.
-        CorruptError: the newest complete one has been altered.
+        CorruptError: something is missing, torn or altered; named.
+    """
+    manifest = _read_manifest(folder / MANIFEST)
+    for name, expected in manifest["files"].items():
+        _check_sum(folder / name, expected)
+
+
+def newest_checkpoint(checkpoints: Path) -> Checkpoint:
+    """The newest whole checkpoint of a run; of a damaged one that is passed over, a warning is given.
+
+    Raises:
+        ConfigError: none was ever complete.
+        CorruptError: every complete one has been altered; the newest is named.
     """
     complete = sorted(
-        (path.parent for path in checkpoints.glob(f"*/{MANIFEST}")), key=lambda path: int(path.name)
+        (path.parent for path in checkpoints.glob(f"*/{MANIFEST}")), key=lambda path: -int(path.name)
     )
     if not complete:
         raise ConfigError(
@@ -141,7 +153,17 @@ def newest_checkpoint(checkpoints: Path) -> Checkpoint:
             got="none",
             remedy="The run ended before it could write one: start it anew with another out=.",
         )
-    return read_checkpoint(complete[-1])
+    damaged: list[CorruptError] = []
+    for folder in complete:
+        try:
+            checkpoint = read_checkpoint(folder)
+        except CorruptError as error:
+            damaged.append(error)
+            continue
+        for passed_over in damaged:
+            warnings.warn(f"{passed_over} The run goes on from {folder} instead.", stacklevel=2)
+        return checkpoint
+    raise damaged[0]
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -58,6 +58,9 @@ class Job:
             in ordinary memory, so each swap and each gradient is a copy. Nobody has run this on a GPU yet.
         clip_norm: scale each minibatch's gradient down to this norm, over all tensors together; None: never.
         evaluate_every: epochs between evaluations, a float.
+        checkpoint_every: epochs between checkpoints while the run goes on, a float; None: there is one at its end and
+            when it is stopped. Each is one cut: all slices hold the same work. The newest two are kept, and
+            ``resume=True`` goes on from the newest whole one, also after every process has been killed.
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
         patience: end the run after so many evaluations in a row that were not better by `keep_best`.
@@ -127,7 +130,7 @@ class Job:
                 expect_whole(f"Job({name}=)", getattr(self, name), 1)
         for name in ("seed", "data_workers"):
             expect_whole(f"Job({name}=)", getattr(self, name), 0)
-        for name in ("time_s", "evaluate_every", "clip_norm"):
+        for name in ("time_s", "evaluate_every", "checkpoint_every", "clip_norm"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or not value > 0):
                 raise ConfigError(subject=f"Job({name}=)", expected="a number above 0", got=repr(value))
@@ -167,7 +170,6 @@ class Job:
         defaults: dict[str, Any] = {
             "partitions": 1,
             "precision": None,
-            "checkpoint_every": None,
             "durability": "none",
         }
         for name, default in defaults.items():

@@ -12,6 +12,9 @@
     launcher                                   coordinator
       AttachReplica, AttachShard ------------>            with their connections
       StopRun      -------------------------->
+      TakeCheckpoint ------------------------>
+                   <--------------------------  CutReached
+      BuffersCopied ------------------------->
                    <--------------------------  Closings, Happened, Waiting, DivergedRun, EndedRun
       Finish       -------------------------->
 
@@ -119,6 +122,29 @@ class StopRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeCheckpoint:
+    """Launcher -> coordinator: have the shards store a checkpoint of this name, all of one cut."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutReached:
+    """Coordinator -> launcher: every slice holds just these positions, and waits for you."""
+
+    request: int
+    name: str
+    settled: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuffersCopied:
+    """Launcher -> coordinator: I have the models' buffers as of the cut; training may go on."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedBlock:
     """A block that every slice has now."""
 
@@ -174,10 +200,10 @@ class DivergedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRun:
-    """Coordinator -> launcher: nothing more will be pushed; `minibatches` are settled."""
+    """Coordinator -> launcher: nothing more will be pushed; these positions are settled."""
 
     why: str
-    minibatches: int
+    settled: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,4 +243,7 @@ CONTROL_CODES: dict[int, type] = {
     115: EndedRun,
     116: EvaluateNow,
     117: Measured,
+    118: TakeCheckpoint,
+    119: CutReached,
+    120: BuffersCopied,
 }
