@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from squall.blocks import BlockSet
-from squall.model.buffers import set_buffers
 from squall.observe.ledger import LedgerWriter
 from squall.replica.compute import ReplicaCompute
 from squall.replica.downpour import Compute, Computed
@@ -74,9 +73,7 @@ class TensorArithmetic:
         buffers = (fresh(), fresh())
         model = self._prepared.replicate()
         left = torch.zeros(self._prepared.buffers.num_bytes, dtype=torch.uint8)
-        if any(worker.replica == other.replica for other in self._computes):
-            set_buffers(model, self.buffers())  # it joins others, or its own life before
-            self._prepared.buffers.write(model, left)
+        self._prepared.buffers.join(model, list(self._left_buffers.values()), left)
         name = _name(worker)
         self._computes[worker] = ReplicaCompute(
             name=name, task=self._prepared.task(model), gradients=gradients, buffers=buffers

@@ -103,15 +103,16 @@ class _Starting:
         model = _model_load(prepared)
         task = prepared.task(model.pop("model", None))
         payload = self._pack({"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model})
-        settings = {"threads": prepared.threads, "shards": self._serving}
-        for replica in range(prepared.job.replicas):
+        replicas = range(prepared.job.replicas)
+        settings = {"threads": prepared.threads, "shards": self._serving, "num_replicas": len(replicas)}
+        self.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
+        left = [arena.fd for arena in self.buffer_arenas]
+        for replica in replicas:
             name = f"replica{replica}.0"
             near, far = self._pair()
-            arena = SharedArena.create(prepared.buffers.arena_bytes)
-            self.buffer_arenas.append(arena)
             fds = self._exchange(replica, name, num_gradients=prepared.loop.num_gradients)
             self._attachments.append(("coordinator", AttachReplica(replica=replica, incarnation=0), [far]))
-            self._roster.spawn("replica", name, payload, settings, [near, arena.fd, *fds])
+            self._roster.spawn("replica", name, payload, settings, [near, left[replica], *left, *fds])
 
     def evaluator(self) -> None:
         prepared = self._prepared

@@ -160,6 +160,18 @@ class BufferSpace:
                 return values
         return None
 
+    def join(self, model: nn.Module, memories: Sequence[Tensor], own: Tensor) -> None:
+        """Have a replica's model begin with what others have left, merged; if none has, it stays as it is.
+
+        Args:
+            memories: of all replicas, the lowest first.
+            own: this replica's memory, in which it leaves what it begins with.
+        """
+        sets = [self.read(memory) for memory in memories]
+        if left := [values for values in sets if values]:
+            set_buffers(model, self.merge(left))
+            self.write(model, own)
+
     def _slots(self, memory: Tensor) -> list[Tensor]:
         return list(memory[: self.num_bytes].view(_SLOTS, self._slot_bytes).unbind())
 

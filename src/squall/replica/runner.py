@@ -41,11 +41,11 @@ def serve(
     """Train as one worker until the coordinator says to leave.
 
     Args:
-        settings: "name"; "threads"; "shards", the shards with slices of this worker's partition.
+        settings: "name"; "threads"; "shards", the shards with slices of this worker's partition; "num_replicas".
         load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
-        fds: the connection to the coordinator, the memory for the model's buffers, then for each of "shards" its
-            connection and the memory shared with it.
+        fds: the connection to the coordinator, the memory for the model's buffers, that of every replica, then for
+            each of "shards" its connection and the memory shared with it.
         packing: how minibatches come from data workers.
     """
     # Before torch is told of threads: what is forked after it has used some may hang.
@@ -99,13 +99,18 @@ class ReplicaRunner:
         self._buffer_memory = self._buffer_space.memory(
             SharedArena.attach(fds[1], self._buffer_space.arena_bytes, writable=True)
         )
+        stop = 2 + settings["num_replicas"]
+        self._left_by_all = [  # until it has joined
+            self._buffer_space.memory(SharedArena.attach(fd, self._buffer_space.arena_bytes, writable=False))
+            for fd in fds[2:stop]
+        ]
         self._model = task.model
         self._shards: dict[int, Connection] = {}
         loop: DownpourLoop = load["loop"]
         gradients: list[dict[int, Tensor]] = [{} for _ in range(loop.num_gradients)]
         buffers: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
         for index, shard in enumerate(settings["shards"]):
-            connection_fd, arena_fd = fds[2 + 2 * index : 4 + 2 * index]
+            connection_fd, arena_fd = fds[stop + 2 * index : stop + 2 * index + 2]
             self._shards[shard] = Connection.from_fd(connection_fd, f"shard{shard}")
             plan = ExchangePlan(layout.slices_of(shard), num_gradients=loop.num_gradients)
             arena = SharedArena.attach(arena_fd, plan.num_bytes, writable=True)
@@ -176,10 +181,16 @@ class ReplicaRunner:
                 self._shards[shard].send(message)
             case Swap(buffer=buffer):
                 self._compute.swap(buffer)
+                self._join()
             case ToCoordinator(message=message):
                 self._coordinator.send(message)
             case Quit():
                 self._is_done = True
+
+    def _join(self) -> None:
+        """With the first fetch, take the buffers that others have left, if they have begun before."""
+        memories, self._left_by_all = self._left_by_all, []
+        self._buffer_space.join(self._model, memories, self._buffer_memory)
 
     def _hear_coordinator(self) -> None:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""
