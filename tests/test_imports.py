@@ -57,6 +57,7 @@ DECIDERS = {
     "cluster/faults.py",
     "coordinator/events.py",
     "coordinator/gate.py",
+    "coordinator/hold.py",
     "coordinator/machine.py",
     "coordinator/members.py",
     "coordinator/work.py",

@@ -1,5 +1,6 @@
 """Work has one name: a block of minibatch positions, whoever does it."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from squall.nouns import Noun
@@ -98,6 +99,39 @@ class BlockSet:
             (stage, epoch, first, stop)
             for (stage, epoch), ranges in sorted(self._ranges.items())
             for first, stop in ranges
+        )
+
+    def blocks(self) -> tuple[Block, ...]:
+        """All ranges as blocks, sorted: the form in which a set is sent."""
+        return tuple(Block(*entry) for entry in self.entries())
+
+    @classmethod
+    def union(cls, blocks: Iterable[Block]) -> "BlockSet":
+        """The positions that are in any of the blocks, which may overlap.
+
+        >>> BlockSet.union([Block(0, 0, 0, 3), Block(0, 0, 2, 5)]).entries()
+        ((0, 0, 0, 5),)
+        """
+        union = cls()
+        for block in blocks:
+            for part in union.missing(block):
+                union.add(part)
+        return union
+
+    def common(self, other: "BlockSet") -> "BlockSet":
+        """The positions that are in both.
+
+        >>> one, two = BlockSet(((0, 0, 0, 5),)), BlockSet(((0, 0, 2, 3), (0, 0, 4, 9)))
+        >>> one.common(two).entries()
+        ((0, 0, 2, 3), (0, 0, 4, 5))
+        """
+        return BlockSet(
+            tuple(
+                (stage, epoch, max(a, c), min(b, d))
+                for stage, epoch, a, b in self.entries()
+                for c, d in other.of(stage, epoch)
+                if max(a, c) < min(b, d)
+            )
         )
 
     @property

@@ -1,11 +1,15 @@
-"""Buffers as bytes that others read, and one set made of several replicas'."""
+"""Buffers as bytes that others read, and one set made of several replicas'.
+
+Planted faults, each seen to fail a test here: the newest set for a checkpoint; sets of joiners passed over; the newest
+slot written over; what a joiner begins with not left.
+"""
 
 import pytest
 import torch
 from torch import nn
 
 from squall.errors import ConfigError
-from squall.model.buffers import BufferSpace, set_buffers
+from squall.model.buffers import JOINED, BufferSpace, set_buffers
 
 
 class Counted(nn.Module):
@@ -44,6 +48,52 @@ def test_a_write_under_way_is_not_read() -> None:
     space.write(model, memory)
     memory[0] += 1
     assert space.read(memory) is None
+
+
+def written(space: BufferSpace, places: list[tuple[int, int]]) -> torch.Tensor:
+    """Memory with one set after another, each with its number as mean."""
+    memory = torch.zeros(space.arena_bytes, dtype=torch.uint8)
+    model = Counted()
+    for number, place in enumerate(places):
+        model.norm.running_mean.fill_(number)  # type: ignore[union-attr]
+        space.write(model, memory, after=place)
+    return memory
+
+
+def mean_of(values: dict[str, torch.Tensor] | None) -> float | None:
+    return None if values is None else values["norm.running_mean"][0].item()
+
+
+@pytest.mark.parametrize(
+    ("places", "last", "expected"),
+    [
+        ([(0, 0), (0, 1), (0, 2)], 1, 1),  # a block is on its way, and is not part of the checkpoint
+        ([(0, number) for number in range(9)], 6, 6),  # two blocks are
+        ([(0, number) for number in range(9)], 1, 5),  # written over: the oldest that is left
+        ([(0, 5), (0, 6)], 4, None),
+        ([JOINED, (0, 6)], 4, 0),
+    ],
+)
+def test_a_checkpoint_gets_the_buffers_that_are_as_of_it(
+    places: list[tuple[int, int]], last: int, expected: float | None
+) -> None:
+    space = BufferSpace.of(Counted())
+    memory = written(space, places)
+    assert mean_of(space.read(memory, lambda epoch, position: position <= last)) == expected
+    assert mean_of(space.read(memory)) == len(places) - 1
+
+
+def test_one_that_joins_begins_with_what_others_have_left_and_leaves_it_too() -> None:
+    """B40"""
+    space, model = BufferSpace.of(Counted()), Counted()
+    own = torch.zeros(space.arena_bytes, dtype=torch.uint8)
+    space.join(model, [own, own], own)
+    assert space.read(own) is None
+
+    space.join(model, [written(space, [(0, 0), (0, 3)]), own, written(space, [(0, 1)])], own)
+
+    assert dict(model.named_buffers())["norm.running_mean"].tolist() == [0.5, 0.5]
+    assert mean_of(space.read(own, lambda epoch, position: False)) == 0.5
 
 
 def test_by_default_floats_are_averaged_integers_the_largest_and_others_the_first() -> None:

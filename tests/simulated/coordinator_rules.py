@@ -4,14 +4,17 @@
 Its waiting times and bounds are written out here again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from squall.blocks import Block, Outcome
 from squall.coordinator.events import (
+    Checkpoint,
     Closed,
+    Copied,
+    Cut,
     Diverging,
     Ended,
     FromReplica,
@@ -26,7 +29,21 @@ from squall.coordinator.events import (
 )
 from squall.coordinator.machine import CoordinatorMachine
 from squall.observe import events
-from squall.wire.messages import Ask, Diverged, Finished, Lease, Leave, Recall, Refuse, Refused
+from squall.wire.messages import (
+    Ask,
+    Diverged,
+    Finished,
+    Held,
+    Hold,
+    Lease,
+    Leave,
+    Recall,
+    Refuse,
+    Refused,
+    Release,
+    Released,
+)
+from tests.simulated.shard_rules import positions, runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +55,7 @@ class Waiting:
     first_s: float = 60.0
     least_s: float = 5.0
     factor: float = 10.0
+    hold_s: float = 2.0
 
 
 @dataclass
@@ -55,6 +73,26 @@ class _Fate:
     done_before: int = 0
     """Blocks that were done when it was first leased."""
     end: str = ""
+
+
+Places = frozenset[tuple[int, int, int]]
+"""Positions as (stage, epoch, position)."""
+
+
+@dataclass
+class _Holding:
+    """One hold, from the shards' being asked to their going on."""
+
+    number: int
+    began: float
+    told: dict[int, tuple[Places, Places]] = field(default_factory=dict)
+    """By shard, what some slice of it has, and what all have."""
+    let_in: Places = frozenset()
+    lacking: Places = frozenset()
+    is_reached: bool = False
+    name: str | None = None
+    """What is to be stored; None while that is not decided."""
+    to_go: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -83,6 +121,7 @@ class CoordinatorRules:
     Args:
         blocks: all blocks of the stage, in order, those left out that are done already.
         why_done: what the stage says when all of them are done.
+        rests_at: after how many blocks the only replica is as after a start; None: that does not matter.
     """
 
     def __init__(
@@ -94,7 +133,9 @@ class CoordinatorRules:
         num_shards: int,
         warm_start: int,
         waiting: Waiting,
+        settled: Iterable[tuple[int, int, int]] = (),
         max_staleness: int | None = None,
+        rests_at: frozenset[int] | None = None,
     ) -> None:
         self.fresh = list(blocks)
         self.back: list[Block] = []
@@ -112,6 +153,15 @@ class CoordinatorRules:
         self.leaving_since = 0.0
         self.num_waits = 0
         self.num_fresh = self.num_refuse_requests = self.refusals_in_a_row = 0
+        self.rests_at = rests_at
+        self.wish: str | None = None
+        self.holding: _Holding | None = None
+        self.num_holds = 0
+        self.hold_s = waiting.hold_s
+        self.hold_after = 0.0
+        self.lacked: Places = frozenset()
+        self.done_places: Places = frozenset(settled)
+        self.stop: Stop | None = None
         self.out: list[Any] = []
 
     def see(self, machine: CoordinatorMachine, event: Any, effects: tuple[Any, ...]) -> None:
@@ -148,8 +198,136 @@ class CoordinatorRules:
                     self._leave(event.now, "diverged")
             case Tick():
                 getattr(self, f"_tick_{self.state}")(event.now)
+            case Stop() if self.state == "running" and self.rests_at is not None and self.replicas:
+                self.stop = self.stop or event
+                self._go_on(event.now)
             case Stop() if self.state != "leaving":
                 self._leave(event.now, event.why)
+            case Checkpoint() if self.state != "leaving":
+                self.wish = self.wish or event.name
+                self._go_on(event.now)
+            case Copied() if self.state != "leaving":
+                self._copied(event)
+            case FromShard(message=Released() as told):
+                self._let_go(event, told)
+            case FromShard(message=Held() as told) if self.state != "leaving":
+                self._held(event, told)
+
+    # Checkpoints ----------------------------------------------------------------------------------------
+
+    def _ask_to_hold(self) -> None:
+        assert self.holding is not None
+        message = Hold(request=self.holding.number, admitted=_runs(self.holding.let_in))
+        self.out += [ToShard(shard=shard, message=message) for shard in range(self.num_shards)]
+
+    def _held(self, event: FromShard, told: Held) -> None:
+        holding = self.holding
+        if (
+            holding is None
+            or holding.number != told.request
+            or holding.is_reached
+            or holding.name is not None
+        ):
+            return
+        holding.told[event.shard] = _places(told.anywhere), _places(told.everywhere)
+        self._compare(holding)
+
+    def _compare(self, holding: _Holding) -> None:
+        if len(holding.told) < self.num_shards:
+            return
+        every = frozenset[tuple[int, int, int]]().union(*(some for some, _ in holding.told.values()))
+        holding.lacking = frozenset().union(*(every - all_ for _, all_ in holding.told.values()))
+        if not holding.lacking:
+            assert self.wish is not None
+            holding.is_reached = True
+            self.out.append(Cut(request=holding.number, name=self.wish, settled=_runs(every)))
+        elif holding.let_in != every:
+            holding.let_in = every
+            self._ask_to_hold()
+
+    def _copied(self, event: Copied) -> None:
+        holding = self.holding
+        if (
+            holding is not None
+            and holding.is_reached
+            and holding.name is None
+            and event.request == holding.number
+        ):
+            assert self.wish is not None
+            holding.name, self.wish, self.lacked = self.wish, None, frozenset()
+            self._let_all_go(holding)
+        self._go_on(event.now)
+
+    def _let_all_go(self, holding: _Holding) -> None:
+        holding.to_go = list(range(self.num_shards))
+        self._ask_to_go(holding)
+        if not holding.to_go:
+            self.holding = None
+
+    def _ask_to_go(self, holding: _Holding) -> None:
+        message = Release(request=holding.number, name=holding.name or "")
+        self.out += [ToShard(shard=shard, message=message) for shard in holding.to_go]
+
+    def _let_go(self, event: FromShard, told: Released) -> None:
+        holding = self.holding
+        if holding is not None and holding.number == told.request and event.shard in holding.to_go:
+            holding.to_go.remove(event.shard)
+            if not holding.to_go:
+                self.holding = None
+        if self.state == "running":
+            self._go_on(event.now)
+        elif self.state == "leaving":
+            self._dismiss()
+
+    def _call_off(self, now: float) -> None:
+        holding = self.holding
+        if holding is None or holding.name is not None:
+            return
+        self.hold_after = now + (now - holding.began)
+        self.hold_s *= 2
+        self.lacked = holding.lacking
+        holding.name = ""
+        self._let_all_go(holding)
+
+    def _is_at_rest(self) -> bool:
+        is_asked = self.wish is not None or self.stop is not None
+        return self.rests_at is not None and is_asked and self.num_fresh in self.rests_at
+
+    def _is_any_open(self) -> bool:
+        return any(fate.num_leases and not fate.end for fate in self.fates.values())
+
+    def _begin_hold(self, now: float) -> None:
+        settling = any(fate.shards_left is not None for fate in self.fates.values())
+        if self.wish is None or self.holding is not None or settling or now < self.hold_after:
+            return
+        if not self.lacked <= self._done_places():
+            return
+        if self.rests_at is not None and (not self._is_at_rest() or self._is_any_open()):
+            return
+        self.num_holds += 1
+        self.holding = _Holding(self.num_holds, now)
+        self.lacked = frozenset()
+        self._ask_to_hold()
+        self._compare(self.holding)
+
+    def _done_places(self) -> Places:
+        ended = (block for block, fate in self.fates.items() if fate.end)
+        return self.done_places | _places(tuple(ended))
+
+    def _tick_hold(self, now: float) -> None:
+        holding = self.holding
+        if holding is None or (holding.is_reached and holding.name is None):
+            return
+        if holding.name is not None:
+            self._ask_to_go(holding)
+            return
+        held = [
+            block for replica in self.replicas.values() if not replica.is_silent for block in replica.held
+        ]
+        if now - holding.began > self.hold_s or holding.lacking - self._done_places() - _places(tuple(held)):
+            self._call_off(now)
+        else:
+            self._ask_to_hold()
 
     def _say(self, replica: int, incarnation: int, message: Any) -> None:
         self.out.append(ToReplica(replica=replica, incarnation=incarnation, message=message))
@@ -245,11 +423,11 @@ class CoordinatorRules:
             fate.finders.append(replica.number)
             is_twice_alone = len(fate.finders) >= 2 and self._is_alone(replica)
             if is_twice_alone or any(finder != fate.finders[0] for finder in fate.finders):
-                self._settle(block)
+                self._settle(block, now)
             else:
                 self._return(block, f"{replica.name}: {report.not_finite} was not finite")
         else:
-            self._settle(block)
+            self._settle(block, now)
 
     def _done(self, replica: _Replica, report: Finished, now: float) -> None:
         fate = self.fates[report.block]
@@ -274,12 +452,13 @@ class CoordinatorRules:
 
     # Blocks that nobody can compute ---------------------------------------------------------------------
 
-    def _settle(self, block: Block) -> None:
+    def _settle(self, block: Block, now: float) -> None:
         self.back = [other for other in self.back if other != block]
         self.num_refuse_requests += 1
         fate = self.fates[block]
         fate.request = self.num_refuse_requests
         fate.shards_left = list(range(self.num_shards))
+        self._call_off(now)
         self._ask_shards(block)
 
     def _ask_shards(self, block: Block) -> None:
@@ -319,7 +498,10 @@ class CoordinatorRules:
             self._start(now)
         if self.state == "running":
             self._grant(now, asked)
-            if not self.fresh and all(fate.end for fate in self.fates.values()):
+            self._begin_hold(now)
+            if self.stop is not None and self._is_at_rest() and not self._is_any_open():
+                self._leave(self.stop.now, self.stop.why)
+            elif not self.fresh and all(fate.end for fate in self.fates.values()):
                 self._leave(now, self.why_done)
         elif self.state == "leaving":
             self._dismiss()
@@ -353,7 +535,7 @@ class CoordinatorRules:
             if is_for_it and self._is_fresh_enough(block):
                 self.back.remove(block)
                 return block
-        if not self.fresh or (is_warm and self.num_fresh >= self.warm_start):
+        if not self.fresh or (is_warm and self.num_fresh >= self.warm_start) or self._is_at_rest():
             return None
         if not self._is_fresh_enough(self.fresh[0]):
             return None
@@ -430,9 +612,15 @@ class CoordinatorRules:
         asked_for = [block for block, fate in self.fates.items() if fate.shards_left is not None]
         for block in sorted(asked_for, key=lambda block: self.fates[block].request):
             self._ask_shards(block)
+        self._tick_hold(now)
+        if self.stop is not None and now - self.stop.now >= self.waiting.leave_s:
+            self._leave(now, self.stop.why)
+            return
         self._go_on(now)
 
     def _tick_leaving(self, now: float) -> None:
+        if self.holding is not None:
+            self._ask_to_go(self.holding)
         for replica in list(self.replicas.values()):
             if now - self.leaving_since < self.waiting.leave_s:
                 self._tell(replica, Recall(why=self.why))
@@ -444,6 +632,7 @@ class CoordinatorRules:
 
     def _leave(self, now: float, why: str) -> None:
         self.state, self.why, self.leaving_since = "leaving", why, now
+        self._call_off(now)
         for replica in self.replicas.values():
             if replica.held or not replica.waiting:
                 self._tell(replica, Recall(why=why))
@@ -474,9 +663,24 @@ class CoordinatorRules:
         for _, block, fate in sorted(settling, key=lambda entry: entry[0]):
             shards = ", ".join(f"shard{shard}" for shard in fate.shards_left or ())
             waits.append(f"{block} waits to be settled by {shards}")
+        if self.holding is not None and self.holding.name is not None:
+            names = ", ".join(f"shard{shard}" for shard in self.holding.to_go)
+            waits.append(f"the checkpoint is over, but not heard of by {names}")
+        elif self.holding is not None and not self.holding.is_reached:
+            silent = [f"shard{shard}" for shard in range(self.num_shards) if shard not in self.holding.told]
+            lacking = [str(block) for block in _runs(self.holding.lacking)]
+            waits.append(f"the checkpoint waits for {', '.join(silent or lacking)}")
         if self.state == "running" and not self.replicas:
             waits.append("the run waits for a replica: none is left")
         if self.state == "leaving" and self.replicas:
             names = ", ".join(replica.name for replica in self.replicas.values())
             waits.append(f"the end waits for {names} to leave")
         return waits
+
+
+def _places(blocks: tuple[Block, ...]) -> Places:
+    return frozenset(place for block in blocks for place in positions(block))
+
+
+def _runs(places: Places) -> tuple[Block, ...]:
+    return tuple(runs(sorted(places)))

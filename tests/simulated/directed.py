@@ -6,12 +6,12 @@ Each takes a variant, a number that shifts its times and seeds a little, so that
 from collections.abc import Callable
 
 from squall.blocks import Block
-from squall.cluster.faults import AtStep, AtTime, Delay, Drop, Duplicate, Kill, Pause
+from squall.cluster.faults import AtStep, AtTime, Cut, Delay, Drop, Duplicate, Kill, Pause
 from squall.cluster.world import Link, Links, Outside, Pace
-from squall.coordinator.events import FromReplica, FromShard, Joined, Lost, Stop
-from squall.replica.session import FromCoordinator
-from squall.shard.events import Attach, Close, FromWorker, Save, Worker
-from squall.wire.messages import Ask, Diverged, Fetch, Goodbye, Recall
+from squall.coordinator.events import Checkpoint, Copied, FromReplica, FromShard, Joined, Lost, Stop
+from squall.replica import session
+from squall.shard.events import Attach, Close, FromCoordinator, FromWorker, Save, Worker
+from squall.wire.messages import Ask, Diverged, Fetch, Goodbye, Held, Hold, Recall, Release, Released
 from tests.simulated.coordinator_rules import Waiting
 from tests.simulated.schedules import Schedule
 
@@ -26,7 +26,7 @@ def directed(make: Callable[[int], Schedule]) -> Callable[[int], Schedule]:
 
 def _recall(replica: int, at_s: float) -> Outside:
     return Outside(
-        at_s=at_s, role=f"replica{replica}", event=FromCoordinator(message=Recall(why="by SIGTERM"))
+        at_s=at_s, role=f"replica{replica}", event=session.FromCoordinator(message=Recall(why="by SIGTERM"))
     )
 
 
@@ -714,3 +714,199 @@ def late_after_the_end(variant: int) -> Schedule:
 @directed
 def lossy(variant: int) -> Schedule:
     return Schedule(seed=variant, faults=(Drop("*", 0.3), Delay(0.1, 0.1)), n_push=2, linger_s=3.0)
+
+
+# Checkpoints of a run that goes on ---------------------------------------------------------------------
+
+
+def _late_words_of_holds(at_s: float, request: int = 1) -> tuple[Outside, ...]:
+    """What belongs to a hold, at a time when nobody waits for it."""
+    told = (
+        Checkpoint(now=at_s, name="99"),
+        Copied(now=at_s, request=request),
+        FromShard(now=at_s, shard=0, message=Held(request=request, anywhere=(), everywhere=())),
+        FromShard(now=at_s, shard=0, message=Released(request=request)),
+    )
+    return tuple(Outside(at_s=at_s, role="coordinator", event=event) for event in told)
+
+
+@directed
+def held(variant: int) -> Schedule:
+    """One checkpoint after another, while updates run and pushes are on their way to some shards only."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2 + variant % 3,
+        slices=((0, 1), (2,), (3,)),
+        n_push=1 + variant % 2,
+        overlaps=variant % 3 == 1,
+        minibatches_per_epoch=24,
+        epochs=1,
+        checkpoints=tuple(0.9 + 0.7 * number + _shift(variant) for number in range(9)),
+        pace=Pace(apply_s=0.2 * (variant % 2), speeds=(3.0, 2.0)),
+        faults=(Delay(0.15, 0.14),),
+        poisoned=((0, 7),) if variant % 4 == 3 else (),
+    )
+
+
+@directed
+def held_while_pushes_are_lost(variant: int) -> Schedule:
+    """Every message of a hold may be lost or come twice, and so may the pushes that it waits for."""
+    return Schedule(
+        seed=variant,
+        slices=((0, 1), (2,)),
+        minibatches_per_epoch=30,
+        epochs=1,
+        checkpoints=(1.0, 3.0, 6.0, 9.0),
+        pace=Pace(speeds=(2.0,), apply_s=0.1 * (variant % 2)),
+        faults=(
+            *(Drop(kind, 0.3) for kind in ("push", "hold", "hold.reply", "release", "release.reply")),
+            *(Duplicate(kind, 0.3) for kind in ("push", "hold", "hold.reply", "release", "release.reply")),
+            Delay(0.2, 0.2),
+        ),
+        linger_s=5.0,
+    )
+
+
+@directed
+def held_while_one_dies(variant: int) -> Schedule:
+    """A push reaches one shard and not the other, and its sender dies or stands still: the hold is called off."""
+    at_s = 1.5 + _shift(variant, 0.11)
+    gone = (
+        Kill("replica1", AtTime(at_s + 0.3), restart=4.0),
+        Pause("replica1", 30.0, AtTime(at_s)),
+        Kill("replica1", AtTime(at_s + 0.3)),
+    )[variant % 3]
+    return Schedule(
+        seed=variant,
+        slices=((0,), (1,)),
+        minibatches_per_epoch=20,
+        epochs=1,
+        checkpoints=(at_s + 0.1, at_s + 4.0, at_s + 8.0),
+        faults=(gone, Cut("replica1", "shard1", 9.0, AtTime(at_s - 1.0))),
+        pace=Pace(speeds=(1.0, 2.0, 1.0), apply_s=0.1 * (variant % 2)),
+        waiting=SHORT,
+    )
+
+
+@directed
+def held_too_long(variant: int) -> Schedule:
+    """A shard stands still: holds are called off, each after twice the time, until it answers again."""
+    return Schedule(
+        seed=variant,
+        minibatches_per_epoch=30,
+        epochs=1,
+        checkpoints=(2.0, 2.5),
+        faults=(Pause("shard1", 5.0 + 3.0 * (variant % 4), AtTime(2.1 + _shift(variant))),),
+        waiting=Waiting(hold_s=1.0 + variant % 2),
+    )
+
+
+@directed
+def held_at_the_start(variant: int) -> Schedule:
+    """A checkpoint is asked for before the first lease, and none is needed when there are no slices."""
+    return Schedule(
+        seed=variant,
+        checkpoints=(0.2 + _shift(variant, 0.02), 0.3),
+        pace=Pace(begin_s=1.0),
+        slices=((0,), (1,)) if variant % 2 else ((), ()),
+    )
+
+
+@directed
+def held_at_the_end(variant: int) -> Schedule:
+    """A hold is on when the run is stopped; what belongs to it comes while all leave, and after."""
+    at_s = 3.0 + _shift(variant, 0.03)
+    return Schedule(
+        seed=variant,
+        epochs=None,
+        checkpoints=(at_s - 0.2,),
+        stop_at=at_s,
+        outside=(
+            *_late_words_of_holds(at_s + 0.01),
+            *_late_words_of_holds(at_s + 0.02),
+            *_late_words_of_holds(at_s + 30.0),
+        ),
+        faults=(Delay(0.1, 0.09), Pause("replica1", 4.0, AtTime(at_s - 0.5)), Drop("release", 0.3)),
+        linger_s=40.0,
+    )
+
+
+@directed
+def held_and_settled(variant: int) -> Schedule:
+    """A block that nobody can compute is settled while a hold is on, which is called off for it."""
+    return Schedule(
+        seed=variant,
+        slices=((0,), (1, 2)),
+        minibatches_per_epoch=16,
+        epochs=1,
+        poisoned=((0, 3), (0, 6), (0, 9)),
+        checkpoints=tuple(1.0 + 0.45 * number + _shift(variant, 0.03) for number in range(12)),
+        faults=(Delay(0.2, 0.15),),
+        pace=Pace(jitter=0.5),
+    )
+
+
+@directed
+def held_and_ruined(variant: int) -> Schedule:
+    """A shard diverges in a hold, or is closed, and hears of it all the same; what it says of it is lost."""
+    at_s = 2.0 + _shift(variant, 0.05)
+    request = 1 + variant % 2
+    words = (
+        FromCoordinator(message=Hold(request=request, admitted=())),
+        FromCoordinator(message=Release(request=request, name="0" if variant % 2 else "")),
+    )
+    return Schedule(
+        seed=variant,
+        slices=((0, 1), (2,)),
+        ruined=(0, 1),
+        checkpoints=(1.2 + _shift(variant, 0.05), 4.0),
+        faults=(Drop("refuse.reply", 1.0), Delay(0.1, 0.09)),
+        outside=(
+            *(Outside(at_s=at_s, role="shard0", event=word) for word in words),
+            *(Outside(at_s=8.0, role="shard0", event=word) for word in words),
+            Outside(at_s=9.0, role="shard0", event=Close()),
+            *(Outside(at_s=9.1, role="shard0", event=word) for word in words),
+            _stop(10.0),
+        ),
+        minibatches_per_epoch=40,
+        pace=Pace(apply_s=0.3),
+    )
+
+
+@directed
+def rests(variant: int) -> Schedule:
+    """The only replica is waited for until it has just fetched: before a checkpoint, and before a stop."""
+    n_fetch, n_push = ((5, 1), (5, 2), (2, 3), (3, 3), (4, 2), (7, 3))[variant % 6]
+    return Schedule(
+        seed=variant,
+        num_replicas=1,
+        rests=True,
+        n_fetch=n_fetch,
+        n_push=n_push,
+        ahead=variant % 3,
+        has_local_steps=True,
+        minibatches_per_epoch=17,
+        epochs=3,
+        checkpoints=(1.0 + _shift(variant), 6.5),
+        stop_at=9.0 + _shift(variant, 0.31) if variant % 2 else None,
+        faults=(Kill("replica0", AtTime(4.2), restart=2.0),) if variant % 5 == 4 else (),
+        poisoned=((0, 4),) if variant % 4 == 3 else (),
+        pace=Pace(speeds=(2.0,)),
+        waiting=SHORT,
+    )
+
+
+@directed
+def stopped_without_rest(variant: int) -> Schedule:
+    """The only replica fetches so seldom, or stands still, that a stop does not wait until it does."""
+    return Schedule(
+        seed=variant,
+        num_replicas=1,
+        rests=True,
+        n_fetch=200,
+        minibatches_per_epoch=100,
+        epochs=3,
+        stop_at=3.0 + _shift(variant),
+        outside=(_stop(4.0),),
+        faults=(Pause("replica0", 20.0, AtTime(2.5)),) if variant % 2 else (),
+    )

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from squall.blocks import Block, Outcome
 from squall.cluster.faults import Kill
-from squall.coordinator.events import Closed, Diverging, Ended, Report
+from squall.coordinator.events import Closed, Cut, Diverging, Ended, Report
 from squall.observe.events import Redone, Refused
+from squall.shard.books import SliceBook
 from squall.shard.events import Record
 from squall.shard.machine import Phase
 from squall.wire.messages import Lease
@@ -27,6 +28,7 @@ def faults_of(result: Result) -> list[str]:
         *_wrong_news(result),
         *_wrong_attempts(result),
         *_wrong_start(result),
+        *_wrong_cuts(result),
     ]
 
 
@@ -179,3 +181,24 @@ def _wrong_start(result: Result) -> Iterator[str]:
         }
         if len(senders) > 1:
             yield f"{senders} shared the warm start"
+
+
+def _wrong_cuts(result: Result) -> Iterator[str]:
+    """What is stored under one name is one cut, and was announced; whoever was held goes on."""
+    announced = {effect.name: effect for effect in result.told if isinstance(effect, Cut)}
+    stored: dict[str, list[SliceBook]] = {}
+    for _, store in result.arithmetic.stored:
+        if store.name.isdigit() and result.schedule.checkpoints:
+            stored.setdefault(store.name, []).extend(store.books)
+    for name, books in stored.items():
+        if name not in announced:
+            yield f"checkpoint {name} was stored without being announced"
+            continue
+        expected = {place for block in announced[name].settled for place in positions(block)}
+        for book in books:
+            settled = {place for entry in book.settled.entries() for place in positions(Block(*entry))}
+            if settled != expected:
+                yield f"checkpoint {name} has other positions on slice {book.slice}: {settled ^ expected}"
+        numbers = [book.slice for book in books]
+        if len(set(numbers)) != len(numbers):
+            yield f"checkpoint {name} was stored twice"

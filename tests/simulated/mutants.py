@@ -33,6 +33,7 @@ FILES = (
     "coordinator/machine.py",
     "coordinator/members.py",
     "coordinator/gate.py",
+    "coordinator/hold.py",
     "coordinator/work.py",
     "replica/session.py",
     "replica/downpour.py",

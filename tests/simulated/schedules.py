@@ -14,9 +14,10 @@ from squall.blocks import Block, BlockSet
 from squall.cluster.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
 from squall.cluster.modelled import ModelledArithmetic
 from squall.cluster.world import Outside, Pace, Watch, World
+from squall.coordinator.events import Checkpoint
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.members import Patience
-from squall.coordinator.work import WorkPlan
+from squall.coordinator.work import Rhythm, WorkPlan
 from squall.machines import Machine
 from squall.replica.downpour import Compute, DownpourLoop, downpour
 from squall.shard.books import SliceBook
@@ -24,6 +25,7 @@ from squall.shard.events import Apply, Worker
 from squall.shard.machine import ShardMachine
 from tests.simulated.coordinator_rules import CoordinatorRules, Waiting
 from tests.simulated.judge import Judge
+from tests.simulated.shard_rules import positions
 
 BOUND_S = 3_000.0
 MANY = 400
@@ -67,6 +69,10 @@ class Schedule:
     """Ranges (slice, stage, epoch, first, stop) that one slice has besides, unknown to the coordinator."""
     incarnation: int = 0
     stop_at: float | None = None
+    checkpoints: tuple[float, ...] = ()
+    """When checkpoints are asked for."""
+    rests: bool = False
+    """With one replica: checkpoints and stops wait for a moment that is like a fresh start."""
     linger_s: float = 0.0
 
     @property
@@ -110,7 +116,11 @@ def random_schedule(seed: int) -> Schedule:
     )
     if draw.random() < 0.2:
         bounded = {"max_staleness": draw.randrange(5), "n_fetch": min(schedule.n_fetch, n_push)}
-        return replace(schedule, overlaps=False, **bounded)  # type: ignore[arg-type]
+        schedule = replace(schedule, overlaps=False, **bounded)  # type: ignore[arg-type]
+    if draw.random() < 0.5:
+        times = sorted(draw.uniform(0.0, 12.0) for _ in range(draw.randint(1, 4)))
+        rests = num_replicas == 1 and draw.random() < 0.5
+        schedule = replace(schedule, checkpoints=tuple(times), rests=rests)
     return schedule
 
 
@@ -199,7 +209,7 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
         tell=lambda now, effect: told.append(effect),
         pace=schedule.pace,
         faults=schedule.faults,
-        outside=schedule.outside,
+        outside=(*schedule.outside, *_wishes(schedule)),
         seed=schedule.seed,
         watch=watch,
     )
@@ -210,6 +220,14 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
     why = world.run(bound_s=BOUND_S, linger_s=schedule.linger_s, may_go_on=may_go_on)
     judge.end(world.directs, world.shards)
     return Result(schedule, world, arithmetic, judge, why, told)
+
+
+def _wishes(schedule: Schedule) -> list[Outside]:
+    """The launcher's wishes for checkpoints, which are called by their number."""
+    return [
+        Outside(at_s=at_s, role="coordinator", event=Checkpoint(now=at_s, name=str(number)))
+        for number, at_s in enumerate(schedule.checkpoints)
+    ]
 
 
 def _arithmetic(schedule: Schedule) -> ModelledArithmetic:
@@ -267,7 +285,9 @@ def _coordinator(schedule: Schedule) -> CoordinatorMachine:
             first_s=waiting.first_s,
             least_s=waiting.least_s,
             factor=waiting.factor,
+            hold_s=waiting.hold_s,
         ),
+        rhythm=Rhythm(n_fetch=schedule.n_fetch, n_push=schedule.n_push) if schedule.rests else None,
     )
 
 
@@ -279,8 +299,24 @@ def _rules(schedule: Schedule) -> CoordinatorRules:
         num_shards=schedule.num_shards,
         warm_start=schedule.warm_start,
         waiting=schedule.waiting or Waiting(),
+        settled=[place for entry in schedule.settled for place in positions(Block(*entry))],
         max_staleness=schedule.max_staleness,
+        rests_at=_rests(schedule),
     )
+
+
+def _rests(schedule: Schedule) -> frozenset[int] | None:
+    """After how many blocks the only replica has just fetched, counted by doing as it does."""
+    if not schedule.rests:
+        return None
+    rests, since = {0}, 0
+    for number, block in enumerate(expected_blocks(schedule), start=1):
+        steps = block.num_minibatches if schedule.n_fetch < schedule.n_push else schedule.n_push
+        for _ in range(steps):
+            since = (since + 1) % schedule.n_fetch
+        if since == 0:
+            rests.add(number)
+    return frozenset(rests)
 
 
 def _ends_by_steps(schedule: Schedule) -> bool:

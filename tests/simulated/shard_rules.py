@@ -15,6 +15,7 @@ from squall.shard.events import (
     Attach,
     Close,
     Detach,
+    FromCoordinator,
     FromWorker,
     NotFinite,
     Record,
@@ -25,7 +26,20 @@ from squall.shard.events import (
     WriteOut,
 )
 from squall.shard.machine import ShardMachine
-from squall.wire.messages import Diverged, Fetch, Fetched, Push, Pushed, Refuse, Refused, SliceState
+from squall.wire.messages import (
+    Diverged,
+    Fetch,
+    Fetched,
+    Held,
+    Hold,
+    Push,
+    Pushed,
+    Refuse,
+    Refused,
+    Release,
+    Released,
+    SliceState,
+)
 
 
 def positions(block: Block) -> set[tuple[int, int, int]]:
@@ -73,6 +87,10 @@ class ShardRules:
         self.queue: list[Any] = []
         self.is_diverged = self.is_closed = False
         self.num_dropped = 0
+        self.hold = 0  # number of the one that is on
+        self.over = 0  # number of the last one that is over
+        self.let_in: set[tuple[int, int, int]] = set()
+        self.outside: list[FromWorker] = []  # pushes before the door
 
     def see(self, machine: ShardMachine, event: Any, effects: tuple[Any, ...]) -> None:
         expected = self._expect(event)
@@ -80,6 +98,8 @@ class ShardRules:
             f"shard {self.shard}, {event}: {effects} instead of {expected}"
         )
         assert machine.num_dropped == self.num_dropped
+        if not self.is_closed:
+            assert [*machine._held_back] == self.outside
         if any(isinstance(effect, Store) for effect in effects):
             self._check_copies(machine, effects)
 
@@ -100,13 +120,49 @@ class ShardRules:
                 assert book.refused is not mine.refused
 
     def _expect(self, event: Any) -> list[Any]:
-        if self.running is not None and not isinstance(event, Attach | Detach | Applied | NotFinite):
+        at_once = Attach | Detach | Applied | NotFinite
+        is_hold = isinstance(getattr(event, "message", None), Hold)
+        if self.running is not None and not is_hold and not isinstance(event, at_once):
             self.queue.append(event)
             return []
+        held = self.hold and isinstance(event, Applied)
         effects = self._take(event)
         while self.queue and self.running is None:
             effects += self._take(self.queue.pop(0))
+        is_asked = is_hold and event.message.request > self.over
+        if (held or is_asked) and self.hold and self.running is None and not self.is_closed:
+            effects.append(self._held())
         return effects
+
+    def _held(self) -> Tell:
+        sets = [known.applied | known.refused for known in self.slices] or [self.let_in]
+        anywhere, everywhere = runs(sorted(set.union(*sets))), runs(sorted(set.intersection(*sets)))
+        return Tell(message=Held(request=self.hold, anywhere=tuple(anywhere), everywhere=tuple(everywhere)))
+
+    def _reopen(self) -> None:
+        self.queue = [*self.outside, *self.queue]
+        self.outside = []
+
+    def _on_hold(self, told: Hold) -> list[Any]:
+        if told.request <= self.over or self.is_diverged:
+            self.num_dropped += 1
+            return []
+        self.hold = told.request
+        self.let_in |= {place for block in told.admitted for place in positions(block)}
+        self._reopen()
+        return []
+
+    def _on_release(self, told: Release) -> list[Any]:
+        answer = Tell(message=Released(request=told.request))
+        if told.request <= self.over:
+            return [answer]
+        store = [self._store(told.name)] if told.name and self.hold == told.request else []
+        self.over, self.hold, self.let_in = told.request, 0, set()
+        self._reopen()
+        return [*store, answer]
+
+    def _store(self, name: str) -> Store:
+        return Store(name=name, books=tuple(self._book(known) for known in self.slices))
 
     def _take(self, event: Any) -> list[Any]:
         match event:
@@ -123,7 +179,10 @@ class ShardRules:
                 assert self.running is not None
                 self.is_diverged = True
                 told = Diverged(block=self.running.push.block, tensor=tensor)
-                return self._after_update([Tell(message=told)])
+                effects = self._after_update([Tell(message=told)])
+                self.hold, self.let_in = 0, set()
+                self._reopen()
+                return effects
             case Close():
                 self.is_closed = True
             case _ if self.is_closed:
@@ -131,7 +190,11 @@ class ShardRules:
             case Save() if self.is_diverged:
                 self.num_dropped += 1
             case Save(name=name):
-                return [Store(name=name, books=tuple(self._book(known) for known in self.slices))]
+                return [self._store(name)]
+            case FromCoordinator(message=Hold() as hold):
+                return self._on_hold(hold)
+            case FromCoordinator(message=Release() as release):
+                return self._on_release(release)
             case FromWorker(sender=sender, message=message):
                 return self._request(sender, message)
             case _:
@@ -146,6 +209,13 @@ class ShardRules:
         if message.request == talk.newest:
             assert talk.reply is not None, "no request is taken up while an update runs"
             return [Answer(to=sender, message=talk.reply)]
+        if isinstance(message, Push) and self.hold:
+            places = positions(message.block)
+            is_new = any(not places <= known.applied | known.refused for known in self.slices)
+            if is_new and not places <= self.let_in:
+                event = FromWorker(sender=sender, message=message)
+                self.outside += [] if event in self.outside else [event]
+                return []
         talk.newest, talk.reply = message.request, None
         if isinstance(message, Push):
             new = [known.number for known in self.slices if self._verdict(known, message) is Outcome.APPLIED]
@@ -215,7 +285,7 @@ class ShardRules:
             outcomes.append(Outcome.REPEATED if has_all else Outcome.REFUSED)
             missing = sorted(block - known.applied - known.refused)
             known.refused |= block - known.applied
-            for part in _runs(missing):
+            for part in runs(missing):
                 rows.append(
                     Record(
                         sender=None,
@@ -243,15 +313,15 @@ class ShardRules:
         return book
 
 
-def _runs(places: list[tuple[int, int, int]]) -> list[Block]:
-    """Positions of one epoch, in order, as blocks without holes."""
-    runs: list[Block] = []
+def runs(places: list[tuple[int, int, int]]) -> list[Block]:
+    """Positions, in order, as blocks without holes."""
+    found: list[Block] = []
     for stage, epoch, position in places:
-        if runs and runs[-1].stop == position:
-            runs[-1] = Block(stage, epoch, runs[-1].first, position + 1)
+        if found and (found[-1].stage, found[-1].epoch, found[-1].stop) == (stage, epoch, position):
+            found[-1] = Block(stage, epoch, found[-1].first, position + 1)
         else:
-            runs.append(Block(stage, epoch, position, position + 1))
-    return runs
+            found.append(Block(stage, epoch, position, position + 1))
+    return found
 
 
 def _plain(effect: Any) -> Any:

@@ -31,6 +31,8 @@ from squall.wire.messages import (
     Fetch,
     Fetched,
     Goodbye,
+    Held,
+    Hold,
     Lease,
     Leave,
     Push,
@@ -38,6 +40,8 @@ from squall.wire.messages import (
     Recall,
     Refuse,
     Refused,
+    Release,
+    Released,
 )
 from tests.simulated.directed import DIRECTED
 from tests.simulated.schedules import Schedule, random_schedule, run
@@ -50,6 +54,10 @@ RARE = (
     "diverged_before_the_start",
     "gone_before_the_start",
     "goodbye_before_the_start",
+    "held",
+    "held_and_ruined",
+    "held_at_the_end",
+    "held_at_the_start",
     "last_one_dies",
     "late_after_the_end",
     "notice_in_the_first_second",
@@ -99,7 +107,13 @@ PUSH = Push(
     into=None,
 )
 TO_COORDINATOR = (Ask(request=1, finished=None), Goodbye())
-OF_SHARDS = (Refused(request=1, block=BLOCK, outcomes=()), Diverged(block=BLOCK, tensor=0))
+OF_SHARDS = (
+    Refused(request=1, block=BLOCK, outcomes=()),
+    Diverged(block=BLOCK, tensor=0),
+    Held(request=1, anywhere=(), everywhere=()),
+    Released(request=1),
+)
+TO_SHARDS = (Refuse(request=1, block=BLOCK), Hold(request=1, admitted=()), Release(request=1, name=""))
 OF_COORDINATOR = (
     Lease(request=1, block=BLOCK, attempt=1, refresh=False),
     Leave(request=1, why=""),
@@ -115,7 +129,7 @@ EVENTS: dict[type[Machine], tuple[Any, ...]] = {
         shard.Attach(worker=WORKER),
         shard.Detach(worker=WORKER),
         *(shard.FromWorker(sender=WORKER, message=message) for message in (Fetch(request=1, into=0), PUSH)),
-        shard.FromCoordinator(message=Refuse(request=1, block=BLOCK)),
+        *(shard.FromCoordinator(message=message) for message in TO_SHARDS),
         shard.Applied(),
         shard.NotFinite(tensor=0),
         shard.Save(name=""),
@@ -128,6 +142,8 @@ EVENTS: dict[type[Machine], tuple[Any, ...]] = {
         coordinator.Lost(now=0.0, replica=0, incarnation=0, why=""),
         coordinator.Tick(now=0.0),
         coordinator.Stop(now=0.0, why=""),
+        coordinator.Checkpoint(now=0.0, name=""),
+        coordinator.Copied(now=0.0, request=1),
     ),
     ReplicaSession: (
         replica.Started(),

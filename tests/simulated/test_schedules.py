@@ -5,10 +5,14 @@ A failing seed says which command replays it. Each effect of each decider is com
 """
 
 import re
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from squall.cluster.faults import Cut, Delay, Drop, Duplicate, Kill, Pause
+from squall.blocks import Block
+from squall.cluster.faults import AtTime, Cut, Delay, Drop, Duplicate, Kill, Pause
+from squall.cluster.world import Pace
 from tests.simulated import facts, schedules, suite
 from tests.simulated.directed import DIRECTED
 from tests.simulated.schedules import Schedule, random_schedule, run
@@ -27,6 +31,40 @@ def test_random_schedules_end_with_every_block_applied_once_or_refused(first: in
 def test_directed_schedules_end_with_every_block_applied_once_or_refused(name: str) -> None:
     for variant in range(4):
         suite.check(DIRECTED[name](variant), f"{name}/{variant}")
+
+
+@pytest.mark.parametrize("first", range(0, 300, CHUNK))
+def test_checkpoints_beside_a_paused_replica_are_each_one_cut(first: int) -> None:
+    """Three checkpoints of a run in which one replica stands still, and all else that chance brings."""
+    num_whole = 0
+    for seed in range(first, first + CHUNK):
+        drawn = random_schedule(seed)
+        schedule = replace(
+            drawn,
+            num_replicas=max(2, drawn.num_replicas),
+            minibatches_per_epoch=12,
+            steps=None,
+            epochs=2,
+            rests=False,
+            checkpoints=(2.0, 4.0, 6.0),
+            faults=(*drawn.faults, Pause("replica1", 30.0, AtTime(1.0 + seed % 5))),
+        )
+        result = run(schedule)
+        assert not facts.faults_of(result), schedule
+        stored = Counter(store.name for _, store in result.arithmetic.stored)
+        num_whole += sum(count == schedule.num_shards for count in stored.values())
+    assert num_whole > CHUNK
+
+
+def test_without_faults_every_checkpoint_that_is_asked_for_is_stored() -> None:
+    for seed in range(100):
+        drawn = replace(random_schedule(seed), faults=(), poisoned=(), sick=())
+        schedule = replace(
+            drawn, minibatches_per_epoch=20, epochs=2, steps=None, checkpoints=(1.5, 3.0), warm_start=0
+        )
+        result = run(replace(schedule, rests=False, pace=Pace(apply_s=drawn.pace.apply_s)))
+        names = [store.name for _, store in result.arithmetic.stored]
+        assert Counter(names) == {"0": schedule.num_shards, "1": schedule.num_shards}, seed
 
 
 def test_random_schedules_hold_faults_of_every_kind() -> None:
@@ -63,6 +101,13 @@ def test_a_block_that_was_applied_twice_is_seen() -> None:
     result = run(Schedule(seed=0, num_replicas=1))
     result.arithmetic.applied[1].append(result.arithmetic.applied[1][0])
     assert any("2 times" in wrong for wrong in facts.faults_of(result))
+
+
+def test_checkpoints_that_are_no_cut_are_seen() -> None:
+    result = run(Schedule(seed=0, num_replicas=2, checkpoints=(2.0,)))
+    (_, one), (_, _) = result.arithmetic.stored
+    one.books[0].settled.add(Block(0, 5, 0, 1))
+    assert any("other positions on slice" in wrong for wrong in facts.faults_of(result))
 
 
 def test_a_block_that_is_missing_on_one_slice_is_seen() -> None:

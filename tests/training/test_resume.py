@@ -9,6 +9,7 @@ import torch
 
 import squall
 from squall.observe.events import Progress
+from squall.training.checkpoint import newest_checkpoint
 from squall.training.fit import StopRequest, carry_out
 from tests.processes.helpers import applied_counts, data, job
 
@@ -52,6 +53,48 @@ def test_batch_norm_resumes_with_its_statistics(tmp_path: Path) -> None:
     run = squall.fit(model, (x, y), epochs=4, out=tmp_path / "run", resume=True, **settings)
 
     expected = whole.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in run.state_dict().items())
+
+
+def counting(out: Path, **settings: object) -> squall.Run:
+    """A run with batch norm, which counts its minibatches."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 2))
+    usual = {"threads": 1, "batch_size": 16, "progress": False, "cluster": squall.InProcess()}
+    return squall.fit(model, data(), out=out, **(usual | settings))
+
+
+def test_a_replica_that_starts_again_begins_with_the_buffers_that_were_left(tmp_path: Path) -> None:
+    """B40"""
+    cluster = squall.Simulated(faults="kill:replica0,restart=0.5@step=25")
+    run = counting(tmp_path / "run", replicas=1, epochs=1, cluster=cluster)
+    assert run.state_dict()["0.num_batches_tracked"].item() == 40
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_buffers_are_there_again_with_another_number_of_replicas(tmp_path: Path, replicas: int) -> None:
+    first = counting(tmp_path / "run", replicas=2, epochs=4).state_dict()["0.num_batches_tracked"].item()
+    run = counting(tmp_path / "run", replicas=replicas, epochs=5, resume=True)
+    assert first >= 80
+    assert run.state_dict()["0.num_batches_tracked"].item() >= first + 40 // replicas
+
+
+def test_buffers_survive_a_resumed_run_that_is_stopped_before_its_first_push(tmp_path: Path) -> None:
+    settings = {"replicas": 1, "epochs": 1, "out": tmp_path / "run"}
+    before = counting(**settings).state_dict()
+    counting(**(settings | {"time_s": 1e-9, "epochs": None, "resume": True}))
+    checkpoint = newest_checkpoint(tmp_path / "run" / "checkpoints")
+    assert torch.equal(checkpoint.buffers["0.running_mean"], before["0.running_mean"])
+
+
+def test_of_a_damaged_newest_checkpoint_is_warned_and_the_one_before_it_is_taken(tmp_path: Path) -> None:
+    settings = {"replicas": 1, "epochs": 2, "threads": 1, "checkpoint_every": 0.5, "out": tmp_path / "run"}
+    expected = squall.fit(job(squall.InProcess(), **settings)).state_dict()
+    before, newest = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    (newest / "shard1.safetensors").unlink()
+
+    with pytest.warns(UserWarning, match=rf"{newest.name}/shard1.safetensors.*goes on from .*{before.name}"):
+        run = squall.fit(job(squall.InProcess(), **settings), resume=True)
+
     assert all(torch.equal(value, expected[name]) for name, value in run.state_dict().items())
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from squall.blocks import BlockSet
 from squall.observe.ledger import LedgerWriter
 from squall.replica.compute import ReplicaCompute
 from squall.replica.downpour import Compute, Computed
@@ -53,10 +54,9 @@ class TensorArithmetic:
         held = {number: state.params for shard in self._shards for number, state in shard.states.items()}
         return [held[number] for number in sorted(held)]
 
-    def buffers(self) -> dict[str, Tensor]:
-        space = self._prepared.buffers
-        sets = [space.read(memory) for memory in self._left_buffers.values()]
-        return space.merge([values for values in sets if values is not None])
+    def buffers(self, settled: BlockSet | None = None) -> dict[str, Tensor]:
+        """The models' buffers as one set: the newest, or as of a checkpoint with these positions."""
+        return self._prepared.buffers_at(list(self._left_buffers.values()), settled)
 
     # What a World asks for -----------------------------------------------------------------------------
 
@@ -72,12 +72,14 @@ class TensorArithmetic:
         gradients = [fresh() for _ in range(self._prepared.loop.num_gradients)]
         buffers = (fresh(), fresh())
         model = self._prepared.replicate()
+        left = torch.zeros(self._prepared.buffers.num_bytes, dtype=torch.uint8)
+        self._prepared.buffers.join(model, list(self._left_buffers.values()), left)
         name = _name(worker)
         self._computes[worker] = ReplicaCompute(
             name=name, task=self._prepared.task(model), gradients=gradients, buffers=buffers
         )
         self._models[worker.replica] = model
-        self._left_buffers[worker.replica] = torch.zeros(self._prepared.buffers.num_bytes, dtype=torch.uint8)
+        self._left_buffers[worker.replica] = left
         memory = WorkerMemory(
             gradients=[dict(enumerate(gradient)) for gradient in gradients],
             buffers=[dict(enumerate(buffer)) for buffer in buffers],
@@ -88,7 +90,8 @@ class TensorArithmetic:
     def compute(self, worker: Worker, wish: Compute) -> Computed:
         computed = self._computes[worker].compute(wish)
         if wish.is_last:
-            self._prepared.buffers.write(self._models[worker.replica], self._left_buffers[worker.replica])
+            model, left = self._models[worker.replica], self._left_buffers[worker.replica]
+            self._prepared.buffers.write(model, left, after=(wish.epoch, wish.position))
         return computed
 
     def swap(self, worker: Worker, buffer: int) -> None:
@@ -109,11 +112,14 @@ class TensorArithmetic:
         self._ledgers[shard].append(ledger_row(shard, self._prepared.starts, row, time_s))
 
     def store(self, shard: int, effect: Store) -> None:
-        if not effect.books:
-            return
         folder = self._execution.directory.checkpoints / effect.name
         folder.mkdir(parents=True, exist_ok=True)
-        write_slices(folder / shard_file(shard), list(self._shards[shard].states.values()), effect.books)
+        if effect.books:
+            write_slices(folder / shard_file(shard), list(self._shards[shard].states.values()), effect.books)
+        self._ledgers[shard].flush()
+        for recorder in self._recorders:
+            recorder.flush()
+        self._execution.checkpoints.saved(effect.name, f"shard{shard}")
 
     def size_of(self, sender: str, receiver: str, message: Message) -> int:
         """Bytes that a message stands for: its own and those of the tensors that go with it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from squall.blocks import BlockSet
 from squall.cluster.roster import RoleProcess, Roster, in_words
 from squall.cluster.starting import start_roles
 from squall.cluster.tcp import TcpPlan
@@ -19,8 +20,10 @@ from squall.errors import DivergedError, LostError, RemoteProtocolError, RunErro
 from squall.observe.events import Evaluated, Event, Joined, Left, Link, Redone, Refused
 from squall.training.execution import Ending, Execution, TrafficCount
 from squall.wire.control import (
+    BuffersCopied,
     Closings,
     Counted,
+    CutReached,
     DivergedRun,
     EndedRun,
     EvaluateNow,
@@ -33,6 +36,7 @@ from squall.wire.control import (
     Saved,
     SaveSlices,
     StopRun,
+    TakeCheckpoint,
     Waiting,
 )
 from squall.wire.memory import SharedArena
@@ -48,11 +52,10 @@ class Heard:
     """What the launcher has heard so far.
 
     Attributes:
-        why, minibatches: how the coordinator says that it ended, and what is settled.
+        why, settled: how the coordinator says that it ended, and what is settled.
         error: the first cause of a failure; what follows from it is not told again.
         is_fatal: there is nothing left that could be saved.
         waits: who waits for whom, in words.
-        saved: shards that have written their slices.
         is_evaluating: the evaluator is busy, or gone.
         ends: how replicas ended, in words.
         lost: roles that were told to be gone.
@@ -61,11 +64,10 @@ class Heard:
     """
 
     why: str | None = None
-    minibatches: int = 0
+    settled: BlockSet = field(default_factory=BlockSet)
     error: SquallError | None = None
     is_fatal: bool = False
     waits: tuple[str, ...] = ()
-    saved: set[str] = field(default_factory=set)
     is_evaluating: bool = False
     ends: list[str] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
@@ -87,13 +89,18 @@ class Launch:
         self._roster = Roster(zygote, execution.directory.logs)
         self._heard = Heard()
         self._rates = Rates()
+        self._checkpoints = execution.checkpoints
+        self._last = ""  # the name of the last checkpoint
         self._buffer_arenas: list[SharedArena] = []
+        self._buffer_memories: list[Tensor] = []
         self._is_stopping = False
         self._alone_since: float | None = None
 
     def run(self) -> Ending:
         try:
             self._buffer_arenas = start_roles(self._execution, self._roster, self._tcp)
+            space = self._execution.prepared.buffers
+            self._buffer_memories = [space.memory(arena) for arena in self._buffer_arenas]
             directory = self._execution.directory
             directory.write_json(directory.processes, self._roster.describe())
             self._follow()
@@ -111,6 +118,7 @@ class Launch:
             self._fail_if_alone()
             self._stop_if_asked()
             self._evaluate_if_due()
+            self._checkpoint_if_due()
             self._recorder.tick(self._execution.now(), waits=self._heard.waits, links=self._rates.links)
 
     def _stop_if_asked(self) -> None:
@@ -146,17 +154,22 @@ class Launch:
         message = EvaluateNow(epoch=self._recorder.epoch, minibatches=self._recorder.meter.minibatches)
         self._roster.send(evaluator, message)
 
+    def _checkpoint_if_due(self) -> None:
+        name = None if self._is_stopping else self._checkpoints.due(self._recorder.meter.minibatches)
+        if name is not None:
+            self._roster.send(self._roster.roles["coordinator"], TakeCheckpoint(name=name))
+
     def _save(self) -> None:
         """Have every shard write its slices."""
-        shards = self._roster.of_kind("shard")
         if self._heard.is_fatal:
             return
-        for role in shards:
-            self._roster.send(role, SaveSlices(name=self._execution.checkpoint))
+        self._last = self._checkpoints.new_name()
+        for role in self._roster.of_kind("shard"):
+            self._roster.send(role, SaveSlices(name=self._last))
         until = time.monotonic() + SAVE_S
-        while missing := [role for role in shards if role.name not in self._heard.saved]:
-            if any(role.is_gone for role in missing) or time.monotonic() > until:
-                names = ", ".join(role.name for role in missing)
+        while missing := sorted(self._checkpoints.missing):
+            if any(self._roster.roles[name].is_gone for name in missing) or time.monotonic() > until:
+                names = ", ".join(missing)
                 self._heard.error = LostError(reason=f"{names} did not write its slices to the checkpoint")
                 self._heard.is_fatal = True
                 return
@@ -175,18 +188,20 @@ class Launch:
             assert heard.error is not None
             raise heard.error
         assert heard.why is not None
+        buffers = self._left_buffers(heard.settled)
+        self._checkpoints.reached(self._last, heard.settled.blocks(), buffers, self._execution.now())
         return Ending(
             why=heard.why,
-            buffers=self._left_buffers(),
+            checkpoint=self._last,
+            buffers=buffers,
             traffic=_traffic(heard.counts),
-            minibatches=heard.minibatches,
+            minibatches=heard.settled.num_minibatches,
             error=heard.error,
         )
 
-    def _left_buffers(self) -> dict[str, Tensor]:
-        space = self._execution.prepared.buffers
-        sets = [space.read(space.memory(arena)) for arena in self._buffer_arenas]
-        return space.merge([values for values in sets if values])
+    def _left_buffers(self, settled: BlockSet) -> dict[str, Tensor]:
+        """The buffers that belong to a checkpoint with these positions."""
+        return self._execution.prepared.buffers_at(self._buffer_memories, settled)
 
     # What is heard --------------------------------------------------------------------------------------
 
@@ -229,10 +244,15 @@ class Launch:
                 self._recorder.happened(_evaluated(message, now))
             case DivergedRun():
                 heard.fail(self._diverged(message), is_fatal=True)
-            case EndedRun(why=why, minibatches=minibatches):
-                heard.why, heard.minibatches = why, minibatches
-            case Saved():
-                heard.saved.add(role.name)
+            case EndedRun(why=why, settled=settled):
+                heard.why, heard.settled = why, BlockSet.union(settled)
+            case CutReached(request=request, name=name, settled=settled):
+                buffers = self._left_buffers(BlockSet.union(settled))
+                self._checkpoints.reached(name, settled, buffers, now)
+                self._roster.send(role, BuffersCopied(request=request))
+            case Saved(name=name):
+                self._checkpoints.saved(name, role.name)
+                self._execution.seal()
             case Failed():
                 heard.fail(_error(message))
             case Ready():

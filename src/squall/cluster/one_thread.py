@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from squall.blocks import BlockSet
 from squall.cluster.arithmetic import TensorArithmetic
 from squall.cluster.faults import Fault
 from squall.cluster.world import NO_REPLICA, Pace, World
-from squall.coordinator.events import Closed, CoordinatorEffect, Diverging, Report
+from squall.coordinator.events import Closed, CoordinatorEffect, Cut, Diverging, Report
 from squall.coordinator.machine import CoordinatorMachine
 from squall.errors import DivergedError, LostError
 from squall.observe.events import Evaluated
@@ -41,6 +42,7 @@ class OneThread:
                 num_shards=layout.num_shards,
                 settled=prepared.settled,
                 max_staleness=prepared.job.strategy.max_staleness,
+                rhythm=prepared.rhythm,
             ),
             shards=[
                 ShardMachine(
@@ -71,22 +73,31 @@ class OneThread:
             if self._diverging is not None:
                 raise _diverged(self._execution, self._diverging)
             lost = LostError(reason="no replica is left: every one was killed") if why == NO_REPLICA else None
+            checkpoint = self._execution.checkpoints.new_name()
             for shard, machine in enumerate(self._world.shards):
-                for effect in machine.handle(Save(name=self._execution.checkpoint)):
+                for effect in machine.handle(Save(name=checkpoint)):
                     self._arithmetic.store(shard, effect)
         finally:
             self._arithmetic.close()
+        settled = self._world.directs.settled
+        buffers = self._arithmetic.buffers(settled)
+        self._execution.checkpoints.reached(checkpoint, settled.blocks(), buffers, self._execution.now())
         return Ending(
             why=why,
-            buffers=self._arithmetic.buffers(),
+            checkpoint=checkpoint,
+            buffers=buffers,
             traffic=self._arithmetic.traffic.total(),
-            minibatches=self._prepared.settled.num_minibatches,
+            minibatches=settled.num_minibatches,
             error=lost,
         )
 
     def _may_go_on(self) -> str | None:
         now = self._execution.now()
         self._execution.recorder.tick(now)
+        self._execution.seal()
+        done = self._execution.recorder.meter.minibatches
+        if (name := self._execution.checkpoints.due(done)) is not None:
+            self._world.take_checkpoint(name)
         limit = self._prepared.job.time_s
         if limit is not None and now - self._prepared.time_s >= limit:
             return "time"
@@ -106,6 +117,9 @@ class OneThread:
                 )
                 if self._evaluator is not None and recorder.is_evaluation_due():
                     self._evaluate()
+            case Cut(name=name, settled=settled):
+                buffers = self._arithmetic.buffers(BlockSet.union(settled))
+                self._execution.checkpoints.reached(name, settled, buffers, now)
             case Report(event=event):
                 recorder.happened(replace(event, time_s=now))
             case Diverging():

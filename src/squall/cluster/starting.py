@@ -103,7 +103,7 @@ class _Starting:
             "num_shards": prepared.layout.num_shards,
             "max_staleness": prepared.job.strategy.max_staleness,
         }
-        load = {"plan": prepared.plan, "settled": prepared.settled}
+        load = {"plan": prepared.plan, "settled": prepared.settled, "rhythm": prepared.rhythm}
         self._spawn("coordinator", "coordinator", self._pack(load), settings, [])
 
     def replicas(self) -> None:
@@ -111,15 +111,17 @@ class _Starting:
         model = _model_load(prepared)
         task = prepared.task(model.pop("model", None))
         payload = self._pack({"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model})
-        settings = {"threads": prepared.threads, "shards": self._serving}
-        for replica in range(prepared.job.replicas):
+        replicas = range(prepared.job.replicas)
+        settings = {"threads": prepared.threads, "shards": self._serving, "num_replicas": len(replicas)}
+        self.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
+        left = [arena.fd for arena in self.buffer_arenas]
+        for replica in replicas:
             name = f"replica{replica}.0"
             attach = AttachReplica(replica=replica, incarnation=0)
             fds = self._line_to_coordinator(name, attach)
-            arena = SharedArena.create(prepared.buffers.arena_bytes)
-            self.buffer_arenas.append(arena)
             fds += self._exchange(replica, name, num_gradients=prepared.loop.num_gradients)
-            self._spawn("replica", name, payload, settings | {"replica": replica}, [arena.fd, *fds])
+            own = settings | {"replica": replica}
+            self._spawn("replica", name, payload, own, [left[replica], *left, *fds])
 
     def evaluator(self) -> None:
         prepared = self._prepared

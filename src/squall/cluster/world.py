@@ -293,7 +293,7 @@ class World:
     def _direct(self, event: coordinator.CoordinatorEvent) -> None:
         self._drive(COORDINATOR, self.directs, event, self._carry_out_direction)
 
-    def _carry_out_direction(self, effect: CoordinatorEffect) -> None:
+    def _carry_out_direction(self, effect: CoordinatorEffect) -> coordinator.Copied | None:
         match effect:
             case coordinator.ToReplica(replica=number, incarnation=incarnation, message=message):
                 worker = Worker(replica=number, partition=0, incarnation=incarnation)
@@ -305,8 +305,16 @@ class World:
             case coordinator.Ended(why=why):
                 self.why = why
                 self._tell(self.now, effect)
+            case coordinator.Cut(request=request):
+                self._tell(self.now, effect)
+                return coordinator.Copied(now=self.now, request=request)
             case _:
                 self._tell(self.now, effect)
+        return None
+
+    def take_checkpoint(self, name: str) -> None:
+        """Ask for a checkpoint of this name; to be called where `may_go_on` is."""
+        self._direct(coordinator.Checkpoint(now=self.now, name=name))
 
     def _serve(self, index: int, event: shard.ShardEvent) -> None:
         carry_out = partial(self._carry_out_service, index)
@@ -476,4 +484,8 @@ _KIND: dict[type, str] = {
     messages.Goodbye: "goodbye",
     messages.Recall: "recall",
     messages.Diverged: "refuse.reply",
+    messages.Hold: "hold",
+    messages.Held: "hold.reply",
+    messages.Release: "release",
+    messages.Released: "release.reply",
 }

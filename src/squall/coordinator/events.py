@@ -8,7 +8,21 @@ from squall.observe.events import Joined as JoinedRun
 from squall.observe.events import Left as LeftRun
 from squall.observe.events import Redone
 from squall.observe.events import Refused as RefusedBlock
-from squall.wire.messages import Ask, Diverged, Finished, Goodbye, Lease, Leave, Recall, Refuse, Refused
+from squall.wire.messages import (
+    Ask,
+    Diverged,
+    Finished,
+    Goodbye,
+    Held,
+    Hold,
+    Lease,
+    Leave,
+    Recall,
+    Refuse,
+    Refused,
+    Release,
+    Released,
+)
 
 # Events: each carries `now`, seconds on the run's clock -------------------------------------------------
 
@@ -35,7 +49,7 @@ class FromShard(Noun, frozen=True, kw_only=True):
 
     now: float
     shard: int
-    message: Refused | Diverged
+    message: Refused | Diverged | Held | Released
 
 
 class Lost(Noun, frozen=True, kw_only=True):
@@ -60,7 +74,21 @@ class Stop(Noun, frozen=True, kw_only=True):
     why: str
 
 
-CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | Stop
+class Checkpoint(Noun, frozen=True, kw_only=True):
+    """Take a checkpoint of this name as soon as may be."""
+
+    now: float
+    name: str
+
+
+class Copied(Noun, frozen=True, kw_only=True):
+    """What goes with the cut that was reached has been copied; answers `Cut`, by its number."""
+
+    now: float
+    request: int
+
+
+CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | Stop | Checkpoint | Copied
 
 
 # Effects ------------------------------------------------------------------------------------------------
@@ -78,7 +106,7 @@ class ToShard(Noun, frozen=True, kw_only=True):
     """Send a message to a shard."""
 
     shard: int
-    message: Refuse
+    message: Refuse | Hold | Release
 
 
 class Closed(Noun, frozen=True, kw_only=True):
@@ -86,6 +114,14 @@ class Closed(Noun, frozen=True, kw_only=True):
 
     replica: int
     report: Finished
+
+
+class Cut(Noun, frozen=True, kw_only=True):
+    """Every slice has settled just these ranges, and takes no more until a `Copied` of this number has come."""
+
+    request: int
+    name: str
+    settled: tuple[Block, ...]
 
 
 class Report(Noun, frozen=True, kw_only=True):
@@ -108,4 +144,4 @@ class Ended(Noun, frozen=True, kw_only=True):
     why: str
 
 
-CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Report | Diverging | Ended
+CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Cut | Report | Diverging | Ended

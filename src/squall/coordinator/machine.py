@@ -1,7 +1,7 @@
 """The protocol of the coordinator, without any I/O: who is a member, and who computes which block.
 
 It hands out blocks as leases, takes them back from replicas that are lost or overdue, settles blocks that
-nobody can compute, and says when a stage is over. It never sees a parameter, a gradient or an example.
+nobody can compute, holds the shards still for a checkpoint, and says when a stage is over. It never sees a parameter, a gradient or an example.
 """
 
 from collections import deque
@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 
 from squall.blocks import Block, BlockSet
 from squall.coordinator.events import (
+    Checkpoint,
     Closed,
     CoordinatorEffect,
+    Copied,
     Diverging,
     Ended,
     FromReplica,
@@ -27,8 +29,9 @@ from squall.coordinator.events import (
     ToShard,
 )
 from squall.coordinator.gate import StalenessGate
+from squall.coordinator.hold import Holds, Stage
 from squall.coordinator.members import Member, Patience
-from squall.coordinator.work import WorkPlan
+from squall.coordinator.work import Rhythm, WorkPlan
 from squall.machines import Machine
 from squall.observe.events import Joined as JoinedRun
 from squall.observe.events import Left as LeftRun
@@ -40,12 +43,14 @@ from squall.wire.messages import (
     Diverged,
     Finished,
     Goodbye,
+    Held,
     Lease,
     Leave,
     Outcome,
     Recall,
     Refuse,
     Refused,
+    Released,
 )
 
 TERMINAL_REFUSALS_IN_A_ROW = 3
@@ -73,6 +78,8 @@ class CoordinatorMachine(Machine):
         num_replicas, num_shards: how many are expected. Only shards that hold a slice count.
         settled: blocks that all slices have already (a resumed run); taken over.
         max_staleness: grant a lease only while no push can become staler than this [updates]; None: no bound.
+        rhythm: of the only replica: checkpoints and stops wait until its parameters are those of the shards, so
+            that a resumed run goes on as if nothing had been. None: they do not wait.
     """
 
     TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
@@ -83,6 +90,7 @@ class CoordinatorMachine(Machine):
         (Phase.STARTING, Tick): "_tick_starting",
         (Phase.STARTING, Stop): "_stop",
         (Phase.STARTING, Diverged): "_diverged",
+        (Phase.STARTING, Checkpoint): "_checkpoint",
         (Phase.RUNNING, Joined): "_joined",
         (Phase.RUNNING, Ask): "_asked",
         (Phase.RUNNING, Goodbye): "_goodbye",
@@ -91,6 +99,10 @@ class CoordinatorMachine(Machine):
         (Phase.RUNNING, Stop): "_stop",
         (Phase.RUNNING, Refused): "_refused",
         (Phase.RUNNING, Diverged): "_diverged",
+        (Phase.RUNNING, Checkpoint): "_checkpoint",
+        (Phase.RUNNING, Copied): "_copied",
+        (Phase.RUNNING, Held): "_held",
+        (Phase.RUNNING, Released): "_released",
         (Phase.LEAVING, Joined): "_joined_late",
         (Phase.LEAVING, Ask): "_asked",
         (Phase.LEAVING, Goodbye): "_goodbye",
@@ -99,6 +111,10 @@ class CoordinatorMachine(Machine):
         (Phase.LEAVING, Stop): "_ignore",
         (Phase.LEAVING, Refused): "_refused",
         (Phase.LEAVING, Diverged): "_diverged",
+        (Phase.LEAVING, Checkpoint): "_ignore",
+        (Phase.LEAVING, Copied): "_ignore",
+        (Phase.LEAVING, Held): "_ignore",
+        (Phase.LEAVING, Released): "_released",
         (Phase.ENDED, Joined): "_joined_late",
         (Phase.ENDED, Ask): "_ignore",
         (Phase.ENDED, Goodbye): "_ignore",
@@ -107,6 +123,10 @@ class CoordinatorMachine(Machine):
         (Phase.ENDED, Stop): "_ignore",
         (Phase.ENDED, Refused): "_ignore",
         (Phase.ENDED, Diverged): "_ignore",
+        (Phase.ENDED, Checkpoint): "_ignore",
+        (Phase.ENDED, Copied): "_ignore",
+        (Phase.ENDED, Held): "_ignore",
+        (Phase.ENDED, Released): "_ignore",
     }
 
     def __init__(
@@ -117,6 +137,7 @@ class CoordinatorMachine(Machine):
         num_shards: int,
         settled: BlockSet,
         max_staleness: int | None = None,
+        rhythm: Rhythm | None = None,
         patience: Patience | None = None,
     ) -> None:
         super().__init__(Phase.STARTING)
@@ -130,6 +151,9 @@ class CoordinatorMachine(Machine):
         self._patience = patience or Patience()
         self._began: float | None = None  # when the first replica joined
         self._gate = StalenessGate(max_staleness)
+        self._rhythm = rhythm
+        self._holds = Holds(num_shards, self._patience.hold_s)
+        self._stop_asked: Stop | None = None  # and put off
         self._lost_early: set[int] = set()  # before the start, which does not wait for them
         self._leaving_since = 0.0
         self._fresh: Iterator[Block] = plan.blocks(settled)
@@ -145,7 +169,7 @@ class CoordinatorMachine(Machine):
         self._requests = 0
         self._turns = 0
         self._refusals_in_a_row = 0
-        self._handed_out = 0
+        self._handed_out = self._handed_out_minibatches = 0
         self._warm_left = plan.warm_start
 
     # What a person may ask ------------------------------------------------------------------------------
@@ -165,6 +189,7 @@ class CoordinatorMachine(Machine):
             waits.append(
                 f"{block} waits to be settled by {', '.join(f'shard{shard}' for shard in sorted(shards))}"
             )
+        waits.extend(self._holds.waits())
         if self.phase is Phase.RUNNING and not self.members:
             waits.append("the run waits for a replica: none is left")
         if self.phase is Phase.LEAVING and self.members:
@@ -294,7 +319,7 @@ class CoordinatorMachine(Machine):
             self._start(now)
         if self.phase is Phase.RUNNING:
             granted = self._grant(now, asked_now)
-            return granted + self._end_if_done(now)
+            return granted + self._begin_hold(now) + self._stop_at_rest() + self._end_if_done(now)
         if self.phase is Phase.LEAVING:
             return self._dismiss() + self._end_if_empty()
         return ()
@@ -336,11 +361,13 @@ class CoordinatorMachine(Machine):
         if (
             fresh is None
             or not self._gate.may_start(fresh)
+            or self._is_resting()
             or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start)
         ):
             return None
         self._next_fresh = next(self._fresh, None)
         self._handed_out += 1
+        self._handed_out_minibatches += fresh.num_minibatches
         return fresh
 
     def _warm_member(self) -> Member | None:
@@ -388,11 +415,11 @@ class CoordinatorMachine(Machine):
                 finders = self._not_finite.setdefault(block, [])
                 finders.append(member.replica)
                 if len(set(finders)) > 1 or (len(finders) > 1 and self._is_alone(member)):
-                    return self._settle(block)
+                    return self._settle(block, now)
                 self._take_back(block, f"{member.name}: {report.not_finite} was not finite")
                 return ()
             case _:
-                return self._settle(block)
+                return self._settle(block, now)
 
     def _close(self, member: Member, report: Finished, now: float) -> tuple[CoordinatorEffect, ...]:
         block = report.block
@@ -430,14 +457,14 @@ class CoordinatorMachine(Machine):
                 effects.extend(self._lose(member, now, why))
         return tuple(effects)
 
-    def _settle(self, block: Block) -> tuple[CoordinatorEffect, ...]:
+    def _settle(self, block: Block, now: float) -> tuple[CoordinatorEffect, ...]:
         """Nobody can compute this block: have every shard keep it as refused."""
         if block in self._returned:
             self._returned.remove(block)
         self._requests += 1
         self._settle_requests[block] = self._requests
         self._settling[block] = set(range(self.num_shards))
-        return self._ask_to_settle(block)
+        return self._holds.call_off(now) + self._ask_to_settle(block)
 
     def _ask_to_settle(self, block: Block) -> tuple[CoordinatorEffect, ...]:
         request = Refuse(request=self._settle_requests[block], block=block)
@@ -481,6 +508,50 @@ class CoordinatorMachine(Machine):
             return (told,)
         return (told, *self._leave(event.now, "diverged"), *self._end_if_empty())
 
+    # Checkpoints ----------------------------------------------------------------------------------------
+
+    def _checkpoint(self, event: Checkpoint) -> tuple[CoordinatorEffect, ...]:
+        if self._holds.wanted is None:  # else one is under way
+            self._holds.wanted = event.name
+        return self._go_on(event.now)
+
+    def _is_resting(self) -> bool:
+        """Whether nothing fresh is to be begun, since the only replica has just fetched and is waited for."""
+        if self._rhythm is None or (self._holds.wanted is None and self._stop_asked is None):
+            return False
+        return self._rhythm.is_at_rest(self._handed_out, self._handed_out_minibatches)
+
+    def _begin_hold(self, now: float) -> tuple[CoordinatorEffect, ...]:
+        if self._settling or not self._holds.may_begin(now, self.settled):
+            return ()
+        if self._rhythm is not None and (not self._is_resting() or self._has_open()):
+            return ()
+        return self._holds.begin(now)
+
+    def _held(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
+        assert isinstance(event.message, Held)
+        return self._holds.heard(event.shard, event.message)
+
+    def _copied(self, event: Copied) -> tuple[CoordinatorEffect, ...]:
+        return self._holds.copied(event.request) + self._go_on(event.now)
+
+    def _released(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
+        assert isinstance(event.message, Released)
+        self._holds.let_go(event.shard, event.message.request)
+        return self._go_on(event.now)
+
+    def _tick_hold(self, now: float) -> tuple[CoordinatorEffect, ...]:
+        """Send again what may be lost; call a hold off that lacks what no living replica has in hand."""
+        if self._holds.stage is not Stage.GATHERING:
+            return self._holds.again()
+        leases = (
+            block for member in self.members.values() if not member.is_overdue for block in member.leases
+        )
+        in_hand = BlockSet.union((*self.settled.blocks(), *leases))
+        if self._holds.is_stuck(now, in_hand):
+            return self._holds.call_off(now)
+        return self._holds.again()
+
     # Time -----------------------------------------------------------------------------------------------
 
     def _tick_starting(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
@@ -500,7 +571,7 @@ class CoordinatorMachine(Machine):
             if is_due and not member.is_overdue and event.now - member.heard > self._deadline(member):
                 self._overdue(member, event.now)
         again = [effect for block in self._settling for effect in self._ask_to_settle(block)]
-        return (*again, *self._go_on(event.now))
+        return (*again, *self._tick_hold(event.now), *self._stop_late(event.now), *self._go_on(event.now))
 
     def _deadline(self, member: Member) -> float:
         patience = self._patience
@@ -518,20 +589,41 @@ class CoordinatorMachine(Machine):
 
     # The end --------------------------------------------------------------------------------------------
 
-    def _end_if_done(self, now: float) -> tuple[CoordinatorEffect, ...]:
-        is_open = any(
+    def _has_open(self) -> bool:
+        """Whether a block that was handed out is not settled."""
+        is_leased = any(
             self.settled.cover(block) is Cover.DISJOINT
             for member in self.members.values()
             for block in member.leases
         )
-        if self._next_fresh is not None or self._returned or self._settling or is_open:
+        return is_leased or bool(self._returned or self._settling)
+
+    def _end_if_done(self, now: float) -> tuple[CoordinatorEffect, ...]:
+        if self._next_fresh is not None or self._has_open() or self.phase is not Phase.RUNNING:
             return ()
         total = self.plan.total
         by_steps = self.plan.steps is not None and total == self.plan.steps
         return self._leave(now, "steps" if by_steps else "epochs") + self._end_if_empty()
 
     def _stop(self, event: Stop) -> tuple[CoordinatorEffect, ...]:
+        if self._rhythm is not None and self.phase is Phase.RUNNING and self.members:
+            self._stop_asked = self._stop_asked or event
+            return self._go_on(event.now)
         return self._leave(event.now, event.why) + self._end_if_empty()
+
+    def _stop_at_rest(self) -> tuple[CoordinatorEffect, ...]:
+        """Carry out a stop that was put off, when the only replica has come to rest."""
+        stop = self._stop_asked
+        if stop is None or not self._is_resting() or self._has_open() or self.phase is not Phase.RUNNING:
+            return ()
+        return self._leave(stop.now, stop.why) + self._end_if_empty()
+
+    def _stop_late(self, now: float) -> tuple[CoordinatorEffect, ...]:
+        """Carry it out all the same, if that takes too long."""
+        stop = self._stop_asked
+        if stop is None or now - stop.now < self._patience.leave_s:
+            return ()
+        return self._leave(now, stop.why) + self._end_if_empty()
 
     def _leave(self, now: float, why: str) -> tuple[CoordinatorEffect, ...]:
         """Grant nothing more: answer who asks, recall who holds a lease."""
@@ -543,7 +635,7 @@ class CoordinatorMachine(Machine):
             for member in self.members.values()
             if member.leases or not member.parked
         )
-        return recalls + self._dismiss()
+        return self._holds.call_off(now) + recalls + self._dismiss()
 
     def _dismiss(self) -> tuple[CoordinatorEffect, ...]:
         effects: list[CoordinatorEffect] = []
@@ -556,9 +648,10 @@ class CoordinatorMachine(Machine):
         return tuple(effects)
 
     def _tick_leaving(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
+        effects: list[CoordinatorEffect] = list(self._holds.again())
         if event.now - self._leaving_since < self._patience.leave_s:
-            return tuple(self._send(member, Recall(why=self.why)) for member in self.members.values())
-        effects: list[CoordinatorEffect] = []
+            recalls = (self._send(member, Recall(why=self.why)) for member in self.members.values())
+            return (*effects, *recalls)
         for member in list(self.members.values()):
             why = f"did not leave within {self._patience.leave_s:g} s"
             effects.extend(self._lose(member, event.now, why))

@@ -12,7 +12,8 @@ class Patience:
     """How long the coordinator waits, in seconds.
 
     A replica's lease is overdue after `factor` times the median of its own recent blocks, but not before
-    `least_s`; until it has finished one, after `first_s`. So a replica ten times slower is not overdue.
+    `least_s`; until it has finished one, after `first_s`. So a replica ten times slower is not overdue. A checkpoint that
+    cannot be had within `hold_s` is called off and tried again.
     """
 
     start_s: float = 60.0
@@ -20,6 +21,7 @@ class Patience:
     first_s: float = 60.0
     least_s: float = 5.0
     factor: float = 10.0
+    hold_s: float = 2.0
 
 
 @dataclass(slots=True)

@@ -6,9 +6,12 @@ import time
 from typing import Any
 
 from squall.coordinator.events import (
+    Checkpoint,
     Closed,
     CoordinatorEffect,
     CoordinatorEvent,
+    Copied,
+    Cut,
     Diverging,
     Ended,
     FromReplica,
@@ -29,19 +32,22 @@ from squall.wire.connection import Connection
 from squall.wire.control import (
     AttachReplica,
     AttachShard,
+    BuffersCopied,
     ClosedBlock,
     Closings,
+    CutReached,
     DivergedRun,
     EndedRun,
     Finish,
     Happened,
     Ready,
     StopRun,
+    TakeCheckpoint,
     Waiting,
 )
 from squall.wire.joining import JoinCoordinator
 from squall.wire.listener import Door, Guest, Listener
-from squall.wire.messages import Ask, Goodbye, Refused
+from squall.wire.messages import Ask, Goodbye, Held, Refused, Released
 from squall.wire.messages import Diverged as DivergedAt
 from squall.wire.traffic import TrafficMeter
 
@@ -57,7 +63,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     Args:
         settings: "began" (monotonic), "num_replicas", "num_shards", "max_staleness"; "tcp", if the others come that
             way: a mapping with "token", and "address", its own.
-        load: "plan" and "settled".
+        load: "plan", "settled" and "rhythm".
         launcher: the connection to it.
         fds: with "tcp", sockets that listen.
     """
@@ -72,6 +78,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         num_shards=settings["num_shards"],
         settled=load["settled"],
         max_staleness=settings["max_staleness"],
+        rhythm=load["rhythm"],
     )
     CoordinatorServer(machine, launcher, settings["began"], door, traffic).run()
 
@@ -171,7 +178,7 @@ class CoordinatorServer:
         is_ended = False
         try:
             for message, _ in connection.arrived():
-                if isinstance(message, Refused | DivergedAt):
+                if isinstance(message, Refused | DivergedAt | Held | Released):
                     self._handle(FromShard(now=self._now(), shard=shard, message=message))
             is_ended = connection.is_ended
         except RemoteProtocolError as error:
@@ -218,6 +225,10 @@ class CoordinatorServer:
                 self._attach_shard(shard, Connection.from_fd(fds[0], f"shard{shard}"))
             case StopRun(why=why):
                 self._handle(Stop(now=self._now(), why=why))
+            case TakeCheckpoint(name=name):
+                self._handle(Checkpoint(now=self._now(), name=name))
+            case BuffersCopied(request=request):
+                self._handle(Copied(now=self._now(), request=request))
             case Finish():
                 self._is_finished = True
 
@@ -243,6 +254,8 @@ class CoordinatorServer:
                         staleness=report.staleness,
                     )
                 )
+            case Cut(request=request, name=name, settled=settled):
+                self._launcher.send(CutReached(request=request, name=name, settled=settled))
             case Report(event=event):
                 self._tell_closings()
                 self._launcher.send(_happened(event))
@@ -251,8 +264,7 @@ class CoordinatorServer:
                 self._launcher.send(DivergedRun(what=what, tensor=name, number=number, block=block))
             case Ended(why=why):
                 self._tell_closings()
-                settled = self._machine.settled.num_minibatches
-                self._launcher.send(EndedRun(why=why, minibatches=settled))
+                self._launcher.send(EndedRun(why=why, settled=self._machine.settled.blocks()))
 
     def _send(self, line: Connection | None, message: Any) -> None:
         if line is not None:

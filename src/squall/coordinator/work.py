@@ -53,3 +53,25 @@ class WorkPlan:
                         length = min(length, left)
                         left -= length
                     yield Block(self.stage, epoch, first, first + length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """How often the only replica of a run fetches; with others beside it, no moment is like a fresh start.
+
+    Attributes:
+        n_fetch, n_push: as of `Downpour` [minibatches].
+    """
+
+    n_fetch: int
+    n_push: int
+
+    def is_at_rest(self, blocks: int, minibatches: int) -> bool:
+        """Whether after so much work since its start the replica has just fetched, and counts from 0 again.
+
+        >>> [blocks for blocks in range(11) if Rhythm(n_fetch=5, n_push=2).is_at_rest(blocks, 2 * blocks)]
+        [0, 5, 10]
+        """
+        # As replicas count: within blocks every minibatch, else a block in full, even if it is a short one.
+        counted = minibatches if self.n_fetch < self.n_push else blocks * self.n_push
+        return counted % self.n_fetch == 0

@@ -1,12 +1,14 @@
 """A model's buffers as bytes: what replicas leave for evaluation, and one set made of several.
 
-Buffers are not trained and are not on the shards. Each replica keeps its own and writes a copy after every
-push; whoever evaluates or exports takes one merged set.
+Buffers are not trained and are not on the shards. Each replica keeps its own and writes a copy with every push;
+whoever evaluates, exports or joins takes one merged set. A memory holds the last few copies, each with the
+minibatch that it is as of, so that a checkpoint gets those that belong to its parameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,17 @@ from squall.errors import ConfigError
 from squall.model.exchange import Arena
 
 _ALIGNMENT = 16
-_HEADER_BYTES = 16
+_SLOTS = 4
+"""Sets in one memory: that of the newest checkpoint, two on the way to the shards, and one that is written."""
+_COUNT, _SERIAL, _EPOCH, _POSITION = range(4)
+"""Of a set's header: writes begun and ended; the how-manieth set; what it is as of."""
+_HEADER_BYTES = 32
 _MAX_TRIES = 1000
 
 
+Place: TypeAlias = tuple[int, int]
+"""A minibatch: its epoch and its position in it."""
+JOINED: Place = (-1, -1)
 POLICIES = ("mean", "max", "first")
 
 
@@ -47,7 +56,7 @@ class BufferSpace:
 
     >>> space = BufferSpace.of(nn.BatchNorm1d(2))
     >>> [spec.name for spec in space.specs], space.num_bytes
-    (['running_mean', 'running_var', 'num_batches_tracked'], 64)
+    (['running_mean', 'running_var', 'num_batches_tracked'], 320)
     """
 
     specs: tuple[BufferSpec, ...]
@@ -91,8 +100,10 @@ class BufferSpace:
     @property
     def num_bytes(self) -> int:
         """Bytes of memory that `write` needs; 0 if there are no buffers."""
-        if not self.specs:
-            return 0
+        return _SLOTS * self._slot_bytes if self.specs else 0
+
+    @property
+    def _slot_bytes(self) -> int:
         last = self.specs[-1]
         return last.start + -(-last.num_bytes // _ALIGNMENT) * _ALIGNMENT
 
@@ -108,33 +119,77 @@ class BufferSpace:
         return memory
 
     @torch.no_grad()
-    def write(self, model: nn.Module, memory: Tensor) -> None:
-        """Copy the model's buffers into `memory`, shape (num_bytes,), uint8.
+    def write(self, model: nn.Module, memory: Tensor, after: Place = JOINED) -> None:
+        """Copy the model's buffers into `memory`, shape (num_bytes,), uint8, over the oldest set there.
 
-        Its first eight bytes count the writes, twice each: an odd count says that one is under way.
+        Args:
+            after: the minibatch (epoch, position) that they are as of; `JOINED`: none of this replica's own.
         """
         if not self.specs:
             return
-        count = memory[:8].view(torch.int64)
-        buffers = dict(model.named_buffers())
-        count += 1
+        slots = self._slots(memory)
+        newest = max(int(_header(slot)[_SERIAL]) for slot in slots)
+        slot = min(slots, key=lambda slot: int(_header(slot)[_SERIAL]))
+        header, buffers = _header(slot), dict(model.named_buffers())
+        header[_COUNT] += 1  # odd: a write is under way
+        header[_SERIAL], header[_EPOCH], header[_POSITION] = newest + 1, *after
         for spec in self.specs:
-            _view(memory, spec).copy_(buffers[spec.name])
-        count += 1
+            _view(slot, spec).copy_(buffers[spec.name])
+        header[_COUNT] += 1
 
-    def read(self, memory: Tensor) -> dict[str, Tensor] | None:
-        """The buffers as last written, never torn; None if nothing has been written yet."""
+    def read(
+        self, memory: Tensor, is_part: Callable[[int, int], bool] | None = None
+    ) -> dict[str, Tensor] | None:
+        """The buffers as last written, never torn; None if nothing has been written yet.
+
+        Args:
+            is_part: says of a minibatch (epoch, position) whether it is part of a checkpoint; then the newest
+                buffers after such a one. A replica writes no more than two sets while it waits for a checkpoint.
+        """
         if not self.specs:
             return {}
-        count = memory[:8].view(torch.int64)
         for _ in range(_MAX_TRIES):
-            before = int(count)
-            if before == 0:
+            written = [slot for slot in self._slots(memory) if int(_header(slot)[_SERIAL])]
+            written.sort(key=lambda slot: int(_header(slot)[_SERIAL]), reverse=True)
+            fit = [slot for slot in written if is_part is None or _is_of(slot, is_part)]
+            if not fit and len(written) == _SLOTS:
+                fit = written[-1:]  # what came before has been written over: the nearest there is
+            if not fit:
                 return None
-            values = {spec.name: _view(memory, spec).clone() for spec in self.specs}
-            if before % 2 == 0 and int(count) == before:
+            if (values := self._values(fit[0])) is not None:
                 return values
         return None
+
+    def join(self, model: nn.Module, memories: Sequence[Tensor], own: Tensor) -> None:
+        """Have a replica's model begin with what others have left, merged; if none has, it stays as it is.
+
+        Args:
+            memories: of all replicas, the lowest first.
+            own: this replica's memory, in which it leaves what it begins with.
+        """
+        sets = [self.read(memory) for memory in memories]
+        if left := [values for values in sets if values]:
+            set_buffers(model, self.merge(left))
+            self.write(model, own)
+
+    def _slots(self, memory: Tensor) -> list[Tensor]:
+        return list(memory[: self.num_bytes].view(_SLOTS, self._slot_bytes).unbind())
+
+    def _values(self, slot: Tensor) -> dict[str, Tensor] | None:
+        """A set; None if it is being written."""
+        header = _header(slot)
+        before = int(header[_COUNT])
+        values = {spec.name: _view(slot, spec).clone() for spec in self.specs}
+        return values if before % 2 == 0 and int(header[_COUNT]) == before else None
+
+
+def _header(slot: Tensor) -> Tensor:
+    return slot[:_HEADER_BYTES].view(torch.int64)
+
+
+def _is_of(slot: Tensor, is_part: Callable[[int, int], bool]) -> bool:
+    place = int(_header(slot)[_EPOCH]), int(_header(slot)[_POSITION])
+    return place == JOINED or is_part(*place)
 
 
 def _merged(policy: str, values: Sequence[Tensor]) -> Tensor:

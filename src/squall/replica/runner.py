@@ -47,12 +47,12 @@ def serve(
     """Train as one worker until the coordinator says to leave.
 
     Args:
-        settings: "name"; "threads"; "shards", the shards with slices of this worker's partition; "replica"; "tcp",
-            if it is to connect that way (see `squall.replica.exchange.connect_shards`).
+        settings: "name"; "threads"; "shards", the shards with slices of this worker's partition; "replica";
+            "num_replicas"; "tcp", if it is to connect that way (see `squall.replica.exchange.connect_shards`).
         load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
-        fds: the memory for the model's buffers; then, unless "tcp" is there, the connection to the coordinator, and
-            for each of "shards" its connection and the memory shared with it.
+        fds: the memory for the model's buffers, and that of every replica; then, unless "tcp" is there, the connection
+            to the coordinator, and for each of "shards" its connection and the memory shared with it.
         packing: how minibatches come from data workers.
     """
     # Before torch is told of threads: what is forked after it has used some may hang.
@@ -132,9 +132,14 @@ class ReplicaRunner:
         self._buffer_memory = self._buffer_space.memory(
             SharedArena.attach(fds[0], self._buffer_space.arena_bytes, writable=True)
         )
+        stop = 1 + settings["num_replicas"]
+        self._left_by_all = [  # until it has joined
+            self._buffer_space.memory(SharedArena.attach(fd, self._buffer_space.arena_bytes, writable=False))
+            for fd in fds[1:stop]
+        ]
         self._model = task.model
         loop: DownpourLoop = load["loop"]
-        ends = iter(fds[1:])
+        ends = iter(fds[stop:])
         self._coordinator = connect_coordinator(settings, next(ends, None))
         self._shards = connect_shards(settings, layout, list(ends), num_gradients=loop.num_gradients)
         gradients: list[dict[int, Tensor]] = [{} for _ in range(loop.num_gradients)]
@@ -203,16 +208,23 @@ class ReplicaRunner:
                 seconds = time.monotonic() - began
                 self._events.append(msgspec.structs.replace(computed, seconds=seconds))
                 if effect.is_last:
-                    self._buffer_space.write(self._model, self._buffer_memory)
+                    place = effect.epoch, effect.position
+                    self._buffer_space.write(self._model, self._buffer_memory, after=place)
             case ToShard(shard=shard, message=message):
                 self._shards[shard].send(message)
             case Swap(buffer=buffer):
                 self._compute.swap(buffer)
+                self._join()
             case ToCoordinator(message=message):
                 self._outbox.put(message)
             case Quit():
                 self._outbox.send()
                 self._is_done = True
+
+    def _join(self) -> None:
+        """With the first fetch, take the buffers that others have left, if they have begun before."""
+        memories, self._left_by_all = self._left_by_all, []
+        self._buffer_space.join(self._model, memories, self._buffer_memory)
 
     def _hear_coordinator(self) -> None:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""

@@ -5,7 +5,20 @@ from typing import TypeAlias
 from squall.blocks import Block
 from squall.nouns import Noun
 from squall.shard.books import SliceBook
-from squall.wire.messages import Diverged, Fetch, Fetched, Outcome, Push, Pushed, Refuse, Refused
+from squall.wire.messages import (
+    Diverged,
+    Fetch,
+    Fetched,
+    Held,
+    Hold,
+    Outcome,
+    Push,
+    Pushed,
+    Refuse,
+    Refused,
+    Release,
+    Released,
+)
 
 
 class Worker(Noun, frozen=True, kw_only=True):
@@ -45,7 +58,7 @@ class FromWorker(Noun, frozen=True, kw_only=True):
 class FromCoordinator(Noun, frozen=True, kw_only=True):
     """The coordinator's request arrived."""
 
-    message: Refuse
+    message: Refuse | Hold | Release
 
 
 class Applied(Noun, frozen=True, kw_only=True):
@@ -103,7 +116,7 @@ class Answer(Noun, frozen=True, kw_only=True):
 class Tell(Noun, frozen=True, kw_only=True):
     """Send a message to the coordinator."""
 
-    message: Refused | Diverged
+    message: Refused | Diverged | Held | Released
 
 
 class Record(Noun, frozen=True, kw_only=True):

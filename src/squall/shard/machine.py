@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
 from typing import Any, ClassVar
 
-from squall.blocks import Block
+from squall.blocks import Block, BlockSet
 from squall.errors import RemoteProtocolError
 from squall.machines import Machine, key_of
 from squall.shard.books import SliceBook
@@ -38,11 +39,15 @@ from squall.wire.messages import (
     Diverged,
     Fetch,
     Fetched,
+    Held,
+    Hold,
     Outcome,
     Push,
     Pushed,
     Refuse,
     Refused,
+    Release,
+    Released,
 )
 
 
@@ -84,6 +89,8 @@ class ShardMachine(Machine):
         (Phase.SERVING, Fetch): "_request",
         (Phase.SERVING, Push): "_request",
         (Phase.SERVING, Refuse): "_refuse",
+        (Phase.SERVING, Hold): "_hold_back",
+        (Phase.SERVING, Release): "_release",
         (Phase.SERVING, Save): "_save",
         (Phase.SERVING, Close): "_close",
         (Phase.APPLYING, Attach): "_attach",
@@ -91,6 +98,8 @@ class ShardMachine(Machine):
         (Phase.APPLYING, Fetch): "_wait",
         (Phase.APPLYING, Push): "_wait",
         (Phase.APPLYING, Refuse): "_wait",
+        (Phase.APPLYING, Hold): "_hold_back",
+        (Phase.APPLYING, Release): "_wait",
         (Phase.APPLYING, Save): "_wait",
         (Phase.APPLYING, Close): "_wait",
         (Phase.APPLYING, Applied): "_applied",
@@ -100,11 +109,15 @@ class ShardMachine(Machine):
         (Phase.DIVERGED, Fetch): "_request",
         (Phase.DIVERGED, Push): "_request",
         (Phase.DIVERGED, Refuse): "_refuse",
+        (Phase.DIVERGED, Hold): "_ignore",
+        (Phase.DIVERGED, Release): "_release",
         (Phase.DIVERGED, Close): "_close",
         (Phase.CLOSED, Detach): "_detach",
         (Phase.CLOSED, Fetch): "_ignore",
         (Phase.CLOSED, Push): "_ignore",
         (Phase.CLOSED, Refuse): "_ignore",
+        (Phase.CLOSED, Hold): "_ignore",
+        (Phase.CLOSED, Release): "_ignore",
     }
 
     def __init__(self, *, shard: int, incarnation: int, books: tuple[SliceBook, ...]) -> None:
@@ -116,10 +129,16 @@ class ShardMachine(Machine):
         self._lines: dict[tuple[int, int], _Line] = {}
         self._pending: Apply | None = None
         self._waiting: deque[Any] = deque()
+        self._hold: int | None = None  # number of the hold that is on
+        self._admitted = BlockSet()  # blocks that are taken all the same
+        self._held_back: list[FromWorker] = []  # pushes that wait for its end
+        self._released = 0  # number of the newest hold that is over
 
     def check_invariants(self) -> None:
         assert (self.phase is Phase.APPLYING) == (self._pending is not None)
         assert self.phase is Phase.APPLYING or not self._waiting
+        assert self._hold is not None or not self._held_back or self.phase is Phase.CLOSED
+        assert self._hold is None or self._hold > self._released
         for book in self.books.values():
             applied = book.settled.num_minibatches - book.refused.num_minibatches
             assert applied == book.minibatches, "every applied minibatch is counted once"
@@ -155,6 +174,10 @@ class ShardMachine(Machine):
             # Sent again from memory: the buffers may be in use by now and are not written a second time.
             return (Answer(to=line.worker, message=line.reply),)
         self._check(event)
+        if isinstance(event.message, Push) and self._must_wait(event.sender, event.message.block):
+            if event not in self._held_back:  # else it is sent again
+                self._held_back.append(event)
+            return ()
         line.last, line.reply = event.message.request, None
         if isinstance(event.message, Fetch):
             return self._fetch(line, event.message)
@@ -277,14 +300,15 @@ class ShardMachine(Machine):
         assert self._pending is not None
         done, self._pending = self._pending, None
         self.phase = Phase.SERVING
-        return self._settle(done.sender, done.push, applied=done.slices) + self._go_on()
+        settled = self._settle(done.sender, done.push, applied=done.slices) + self._go_on()
+        return settled + self._tell_held()
 
     def _not_finite(self, event: NotFinite) -> tuple[ShardEffect, ...]:
         assert self._pending is not None
         done, self._pending = self._pending, None
         self.phase = Phase.DIVERGED
         told = Tell(message=Diverged(block=done.push.block, tensor=event.tensor))
-        return (told, *self._settle(done.sender, done.push, applied=()), *self._go_on())
+        return (told, *self._settle(done.sender, done.push, applied=()), *self._end_hold())
 
     def _go_on(self) -> tuple[ShardEffect, ...]:
         """Take up the requests that waited, until the next update runs."""
@@ -300,6 +324,7 @@ class ShardMachine(Machine):
     def _refuse(self, event: FromCoordinator) -> tuple[ShardEffect, ...]:
         effects: list[ShardEffect] = []
         outcomes: list[Outcome] = []
+        assert isinstance(event.message, Refuse)
         block = event.message.block
         for book in self.books.values():
             missing = book.settled.missing(block)
@@ -311,6 +336,53 @@ class ShardMachine(Machine):
             outcomes.append(Outcome.REPEATED if is_applied else Outcome.REFUSED)
         told = Refused(request=event.message.request, block=block, outcomes=tuple(outcomes))
         return (*effects, Tell(message=told))
+
+    def _hold_back(self, event: FromCoordinator) -> tuple[ShardEffect, ...]:
+        """Begin a hold, or hear what else to admit; an update that runs is finished first."""
+        hold = event.message
+        assert isinstance(hold, Hold)
+        if hold.request <= self._released:
+            return self._ignore(event)  # a late copy: that hold is over
+        self._hold = hold.request
+        self._admitted = BlockSet.union((*self._admitted.blocks(), *hold.admitted))
+        return self._take_up_again() + self._tell_held()
+
+    def _must_wait(self, sender: Worker, block: Block) -> bool:
+        """Whether a hold keeps this block out: some slice has yet to take it, and it is not admitted."""
+        if self._hold is None or self._admitted.cover(block) is Cover.CONTAINED:
+            return False
+        return any(book.settled.cover(block) is not Cover.CONTAINED for book in self._books_of(sender))
+
+    def _tell_held(self) -> tuple[ShardEffect, ...]:
+        """While nothing is under way, what the slices hold is what they will hold until more is admitted."""
+        if self._hold is None or self.phase is not Phase.SERVING:
+            return ()
+        sets = [book.settled for book in self.books.values()] or [self._admitted]
+        anywhere = BlockSet.union(block for settled in sets for block in settled.blocks())
+        everywhere = reduce(BlockSet.common, sets)
+        held = Held(request=self._hold, anywhere=anywhere.blocks(), everywhere=everywhere.blocks())
+        return (Tell(message=held),)
+
+    def _release(self, event: FromCoordinator) -> tuple[ShardEffect, ...]:
+        release = event.message
+        assert isinstance(release, Release)
+        told = Tell(message=Released(request=release.request))
+        if release.request <= self._released:
+            return (told,)  # asked again: the first answer was lost
+        self._released = release.request
+        is_cut = bool(release.name) and self._hold == release.request  # else it has diverged meanwhile
+        stored = self._save(Save(name=release.name)) if is_cut else ()
+        return (*stored, told, *self._end_hold())
+
+    def _end_hold(self) -> tuple[ShardEffect, ...]:
+        self._hold, self._admitted = None, BlockSet()
+        return self._take_up_again()
+
+    def _take_up_again(self) -> tuple[ShardEffect, ...]:
+        """Look once more at the pushes that were held back, in their order."""
+        self._waiting.extendleft(reversed(self._held_back))
+        self._held_back.clear()
+        return self._go_on()
 
     def _save(self, event: Save) -> tuple[ShardEffect, ...]:
         return (Store(name=event.name, books=tuple(book.copy() for book in self.books.values())),)

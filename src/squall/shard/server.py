@@ -16,7 +16,6 @@ from squall.errors import RemoteProtocolError
 from squall.machines import drive
 from squall.model.layout import Layout
 from squall.observe.ledger import LedgerWriter
-from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
 from squall.shard.books import SliceBook
@@ -37,14 +36,14 @@ from squall.shard.events import (
 from squall.shard.lines import LineEvent, Lines, SharedLines, tell_closing
 from squall.shard.machine import ShardMachine
 from squall.shard.records import ledger_row
-from squall.shard.store import shard_file, write_slices
+from squall.shard.store import SliceWriter, copied, shard_file
 from squall.shard.tcp_lines import TcpLines
 from squall.shard.tensors import PushRecorder, ShardTensors
 from squall.wire.connection import Connection
 from squall.wire.control import AttachWorker, Finish, Ready, Saved, SaveSlices
 from squall.wire.joining import JoinBulk, JoinCoordinator, JoinShard
 from squall.wire.listener import Door, Listener
-from squall.wire.messages import Refuse
+from squall.wire.messages import Hold, Refuse, Release
 from squall.wire.tcp import call_coordinator
 from squall.wire.traffic import TrafficMeter
 
@@ -79,7 +78,7 @@ class ShardServer:
         rule: Rule | RulePerTensor = load["rule"]
         books: tuple[SliceBook, ...] = load["books"]
         # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
-        states = [_own(state) for state in load["states"]]
+        states = [copied(state) for state in load["states"]]
         load.clear()
         self._recorder = None
         if settings["record"]:
@@ -93,6 +92,7 @@ class ShardServer:
         self._launcher = launcher
         self._traffic = TrafficMeter(f"shard{self._shard}")
         self._coordinator, self._lines = self._connect(settings.get("tcp"), fds)
+        self._writer = SliceWriter()
         self._epoll = select.epoll()
         self._is_finished = False
         self._has_recorded = False
@@ -117,7 +117,7 @@ class ShardServer:
         return call_coordinator(f"shard{self._shard}", me, tcp), lines
 
     def run(self) -> None:
-        for end in (self._launcher, self._coordinator, self._lines):
+        for end in (self._launcher, self._coordinator, self._lines, self._writer):
             self._epoll.register(end.fileno(), select.EPOLLIN)
         self._launcher.send(Ready())
         counted_at = time.monotonic()
@@ -129,6 +129,7 @@ class ShardServer:
                 self._ledger.flush()
                 self._tell_count()
                 self._serve(self._lines.tick())
+        self._writer.close()
         self._ledger.close()
         if self._recorder is not None:
             self._recorder.close()
@@ -141,10 +142,13 @@ class ShardServer:
             self._serve(self._lines.events())
         elif fd == self._coordinator.fileno():
             for message, _ in self._coordinator.arrived():
-                if isinstance(message, Refuse):
+                if isinstance(message, Refuse | Hold | Release):
                     self._handle(FromCoordinator(message=message))
             if self._coordinator.is_ended:
                 self._epoll.unregister(fd)
+        elif fd == self._writer.fileno():
+            for name in self._writer.written():
+                self._launcher.send(Saved(name=name))
         elif fd == self._launcher.fileno():
             received = self._launcher.receive()
             if received is None:
@@ -200,24 +204,15 @@ class ShardServer:
         return None
 
     def _store(self, name: str, books: tuple[SliceBook, ...]) -> None:
-        folder = self._directory / "checkpoints" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        if books:
-            write_slices(folder / shard_file(self._shard), list(self._tensors.states.values()), books)
+        """Copy now; write while training goes on."""
         self._ledger.flush()
-        self._launcher.send(Saved(name=name))
+        if self._recorder is not None:
+            self._recorder.flush()
+        path = self._directory / "checkpoints" / name / shard_file(self._shard)
+        states = [copied(state) for state in self._tensors.states.values()]
+        self._writer.write(name, path, states, books)
 
     # What it has cost -----------------------------------------------------------------------------------
 
     def _tell_count(self) -> None:
         self._launcher.send(self._traffic.counted([self._coordinator, *self._lines.counted()]))
-
-
-def _own(state: SliceState) -> SliceState:
-    return SliceState(
-        spec=state.spec,
-        params=state.params.clone(),
-        slots={name: slot.clone() for name, slot in state.slots.items()},
-        steps=state.steps.copy(),
-        minibatches=state.minibatches,
-    )

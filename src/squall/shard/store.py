@@ -1,7 +1,10 @@
 """One shard's slices on disk: values, rule state and books in one file, whole or not at all."""
 
 import json
-from collections.abc import Sequence
+import os
+import queue
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,73 @@ def write_slices(path: Path, states: Sequence[SliceState], books: Sequence[Slice
         told.append(_book_to_json(by_number[number]) | {"slots": sorted(state.slots)})
     metadata = {"format": FORMAT, "version": "1", "books": json.dumps(told)}
     write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
+
+
+def copied(state: SliceState) -> SliceState:
+    """The state in memory of its own."""
+    return SliceState(
+        spec=state.spec,
+        params=state.params.clone(),
+        slots={name: slot.clone() for name, slot in state.slots.items()},
+        steps=state.steps.copy(),
+        minibatches=state.minibatches,
+    )
+
+
+class SliceWriter:
+    """Writes slices in a thread, one checkpoint after another; readable once one is on disk.
+
+    What cannot be written ends the process, at the next `written` or `close`.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._bell = os.pipe()
+        self._orders: queue.SimpleQueue[tuple[str, Path, list[SliceState], tuple[SliceBook, ...]] | None]
+        self._orders = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def write(self, name: str, path: Path, states: list[SliceState], books: tuple[SliceBook, ...]) -> None:
+        """Write these slices, which nobody may change any more, to `path`, for the checkpoint `name`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+            self._thread.start()
+        self._orders.put((name, path, states, books))
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            name, path, states, books = order
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if books:
+                    write_slices(path, states, books)
+                self._done.put(name)
+            except Exception as error:
+                self._done.put(error)
+            del order, states  # or a copy of all slices would stay until the next checkpoint
+            os.write(self._bell, b".")
+
+    def written(self) -> Iterator[str]:
+        """The checkpoints that have been written since the last time.
+
+        Raises:
+            OSError: one could not be.
+        """
+        os.read(self._reader, 4096)
+        while not self._done.empty():
+            done = self._done.get()
+            if isinstance(done, Exception):
+                raise done
+            yield done
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        if self._thread is not None:
+            self._orders.put(None)
+            self._thread.join()
 
 
 def read_slices(path: Path, specs: Sequence[SliceSpec]) -> tuple[list[SliceState], list[SliceBook]]:

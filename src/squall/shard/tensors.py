@@ -123,6 +123,11 @@ class PushRecorder:
             gradient = gradient.float()
         self._files[number].write(gradient.numpy().data.cast("B"))
 
+    def flush(self) -> None:
+        """Hand what is kept so far to the operating system, which outlives this process."""
+        for file in self._files.values():
+            file.flush()
+
     def close(self) -> None:
         for file in self._files.values():
             file.close()

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +54,11 @@ class Checkpoint:
         """Positions that every slice has: what a resumed run need not do again."""
         if not self.books:
             return BlockSet()
-        return intersection([book.settled for book in self.books])
+        return reduce(BlockSet.common, (book.settled for book in self.books))
 
     def tensors(self) -> dict[str, Tensor]:
         """The trained tensors by name."""
         return assemble(self.layout, [state.params for state in self.states])
-
-
-def intersection(sets: Sequence[BlockSet]) -> BlockSet:
-    """Positions that are in all of the sets.
-
-    >>> one, other = BlockSet(((0, 0, 0, 5),)), BlockSet(((0, 0, 2, 3), (0, 0, 4, 9)))
-    >>> intersection([one, other]).entries()
-    ((0, 0, 2, 3), (0, 0, 4, 5))
-    """
-    first, *others = sets
-    entries = first.entries()
-    for other in others:
-        entries = tuple(
-            (stage, epoch, max(a, c), min(b, d))
-            for stage, epoch, a, b in entries
-            for c, d in other.of(stage, epoch)
-            if max(a, c) < min(b, d)
-        )
-    return BlockSet(entries)
 
 
 def finish_checkpoint(
@@ -142,15 +125,26 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
-def newest_checkpoint(checkpoints: Path) -> Checkpoint:
-    """The newest complete checkpoint of a run. A newer one that was never finished is passed over.
+def verify_checkpoint(folder: Path) -> None:
+    """Check every byte of a checkpoint without loading it.
 
     Raises:
-        ConfigError: there is none.
-        CorruptError: the newest complete one has been altered.
+        CorruptError: something is missing, torn or altered; named.
+    """
+    manifest = _read_manifest(folder / MANIFEST)
+    for name, expected in manifest["files"].items():
+        _check_sum(folder / name, expected)
+
+
+def newest_checkpoint(checkpoints: Path) -> Checkpoint:
+    """The newest whole checkpoint of a run; of a damaged one that is passed over, a warning is given.
+
+    Raises:
+        ConfigError: none was ever complete.
+        CorruptError: every complete one has been altered; the newest is named.
     """
     complete = sorted(
-        (path.parent for path in checkpoints.glob(f"*/{MANIFEST}")), key=lambda path: int(path.name)
+        (path.parent for path in checkpoints.glob(f"*/{MANIFEST}")), key=lambda path: -int(path.name)
     )
     if not complete:
         raise ConfigError(
@@ -159,7 +153,17 @@ def newest_checkpoint(checkpoints: Path) -> Checkpoint:
             got="none",
             remedy="The run ended before it could write one: start it anew with another out=.",
         )
-    return read_checkpoint(complete[-1])
+    damaged: list[CorruptError] = []
+    for folder in complete:
+        try:
+            checkpoint = read_checkpoint(folder)
+        except CorruptError as error:
+            damaged.append(error)
+            continue
+        for passed_over in damaged:
+            warnings.warn(f"{passed_over} The run goes on from {folder} instead.", stacklevel=2)
+        return checkpoint
+    raise damaged[0]
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Protocol
 from torch import Tensor
 
 from squall.errors import SquallError
+from squall.observe.events import Checkpointed
 from squall.training.best import BestKeeper
 from squall.training.directory import RunDirectory
+from squall.training.keeping import CheckpointKeeper
 from squall.training.prepare import Prepared
 from squall.training.recorder import Recorder
 
@@ -47,7 +49,7 @@ class Execution:
         directory: where the roles leave their files.
         recorder: whom to tell.
         best: keeps the best model, if that is asked for.
-        checkpoint: name of the checkpoint to write at the end.
+        checkpoints: of the run; the last is stored when nothing more is pushed, and sealed by whoever asked.
         may_go_on: asked often; a text says why the run should stop.
         clock: of the run.
     """
@@ -56,9 +58,15 @@ class Execution:
     directory: RunDirectory
     recorder: Recorder
     best: BestKeeper | None
-    checkpoint: str
+    checkpoints: CheckpointKeeper
     may_go_on: Callable[[], str | None]
     clock: "RunClock"
+
+    def seal(self) -> None:
+        """Complete the checkpoint that is on its way, if all of it is there."""
+        if (sealed := self.checkpoints.seal()) is not None:
+            told = Checkpointed(time_s=self.now(), path=str(sealed.path), minibatches=sealed.minibatches)
+            self.recorder.happened(told)
 
     def now(self) -> float:
         """Seconds since the run began, by the run's clock."""
@@ -67,17 +75,19 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How an execution ended. The slices lie in the checkpoint by then, without its manifest.
+    """How an execution ended. Its last checkpoint is stored by then, without its manifest.
 
     Attributes:
         why: a word: "steps", "epochs", "time", or what `may_go_on` said.
-        buffers: one merged set; empty if no replica left any.
+        checkpoint: name of the last one.
+        buffers: one merged set, as of it.
         traffic: what went from whom to whom: (bytes, messages).
         minibatches: settled on every slice, from the run's beginning.
         error: what the run failed with, though its checkpoint is good; None if it did not.
     """
 
     why: str
+    checkpoint: str
     buffers: Mapping[str, Tensor]
     traffic: Traffic
     minibatches: int

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from squall.errors import ConfigError, RunError, SquallError
 from squall.model.parameters import master_dtype
-from squall.observe.events import Checkpointed, Ended, Evaluated, Event
+from squall.observe.events import Ended, Evaluated, Event
 from squall.observe.files import write_atomic
 from squall.observe.ledger import LedgerRow, LedgerWriter, read_ledger
 from squall.observe.loggers import Logger
@@ -24,11 +24,12 @@ from squall.observe.plots import plan_svg, plot_loss
 from squall.observe.tally import samples_per_second, summarise
 from squall.shard.tensors import push_file
 from squall.training.best import BestKeeper
-from squall.training.checkpoint import Checkpoint, finish_checkpoint, newest_checkpoint, read_checkpoint
+from squall.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from squall.training.directory import RunDirectory
 from squall.training.evaluation import load_slices
 from squall.training.execution import Cluster, Ending, Execution, RunClock
 from squall.training.job import Job
+from squall.training.keeping import CheckpointKeeper
 from squall.training.prepare import Prepared, prepare
 from squall.training.recorder import NO_BETTER, Patience, Recorder
 from squall.training.run import Run
@@ -84,7 +85,7 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
             directory=directory,
             recorder=recorder,
             best=best,
-            checkpoint=_checkpoint_name(directory),
+            checkpoints=CheckpointKeeper(directory.checkpoints, prepared),
             may_go_on=lambda: stop.why or recorder.reason_to_stop(),
             clock=RunClock(began),
         )
@@ -132,12 +133,6 @@ def roll_back(directory: RunDirectory, prepared: Prepared) -> None:
 
 def _state_made(row: Any) -> tuple[int, int, int]:
     return int(row["slice"]), int(row["shard_incarnation"]), int(row["version"])
-
-
-def _checkpoint_name(directory: RunDirectory) -> str:
-    """One more than the newest, so that the newest stays whole until this one is."""
-    numbers = [int(path.name) for path in directory.checkpoints.iterdir() if path.name.isdigit()]
-    return f"{max(numbers, default=0) + 1:06d}"
 
 
 def _best_keeper(prepared: Prepared, directory: RunDirectory) -> BestKeeper | None:
@@ -200,6 +195,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, began_at: float) -> N
         "record",
         "precision",
         "evaluate_every",
+        "checkpoint_every",
     ):
         told[name] = getattr(job, name)
     directory.write_json(directory.job, told)
@@ -244,25 +240,13 @@ def _trained(prepared: Prepared) -> dict[str, Tensor]:
 def _finish(execution: Execution, ending: Ending) -> nn.Module:
     """Seal the checkpoint, and make the model and what is measured on it."""
     prepared, directory = execution.prepared, execution.directory
-    folder = directory.checkpoints / execution.checkpoint
-    folder.mkdir(parents=True, exist_ok=True)
-    finish_checkpoint(
-        folder,
-        layout=prepared.layout,
-        buffers=ending.buffers,
-        minibatches=ending.minibatches,
-        time_s=execution.now(),
-        identity=prepared.identity,
-        starts=prepared.starts,
-    )
+    folder = directory.checkpoints / ending.checkpoint
+    execution.seal()
     model = prepared.replicate()
     vectors = [state.params for state in read_checkpoint(folder).states]
     load_slices(model, prepared.layout, vectors, ending.buffers)
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
     save_file(state, directory.model)
-    execution.recorder.happened(
-        Checkpointed(time_s=execution.now(), path=str(folder), minibatches=ending.minibatches)
-    )
     rows = [
         {"sender": sender, "receiver": receiver, "bytes": num_bytes, "messages": messages}
         for (sender, receiver), (num_bytes, messages) in ending.traffic.items()

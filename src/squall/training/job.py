@@ -61,6 +61,9 @@ class Job:
         precision: "bfloat16": forward, loss and metrics under torch's autocast, in training, evaluation and
             `Run.predict`; parameters and gradients keep their dtypes. None: all in the model's own dtypes.
         evaluate_every: epochs between evaluations, a float.
+        checkpoint_every: epochs between checkpoints while the run goes on, a float; None: there is one at its end and
+            when it is stopped. Each is one cut: all slices hold the same work. The newest two are kept, and
+            ``resume=True`` goes on from the newest whole one, also after every process has been killed.
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
         patience: end the run after so many evaluations in a row that were not better by `keep_best`.
@@ -130,7 +133,7 @@ class Job:
                 expect_whole(f"Job({name}=)", getattr(self, name), 1)
         for name in ("seed", "data_workers"):
             expect_whole(f"Job({name}=)", getattr(self, name), 0)
-        for name in ("time_s", "evaluate_every", "clip_norm"):
+        for name in ("time_s", "evaluate_every", "checkpoint_every", "clip_norm"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or not value > 0):
                 raise ConfigError(subject=f"Job({name}=)", expected="a number above 0", got=repr(value))
@@ -170,7 +173,6 @@ class Job:
     def _check_not_built(self) -> None:
         defaults: dict[str, Any] = {
             "partitions": 1,
-            "checkpoint_every": None,
             "durability": "none",
         }
         for name, default in defaults.items():

@@ -2,15 +2,15 @@
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from squall.blocks import BlockSet
-from squall.coordinator.work import WorkPlan
+from squall.blocks import Block, BlockSet
+from squall.coordinator.work import Rhythm, WorkPlan
 from squall.data.minibatches import Minibatches
 from squall.data.source import Loading, as_source
 from squall.errors import ConfigError, ModelError, SquallError, UserCodeError
@@ -28,6 +28,7 @@ from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor, rule_per_tensor, state_form
 from squall.rules.rule import Rule
 from squall.shard.books import SliceBook
+from squall.slices import Cover
 from squall.training.checkpoint import Checkpoint, relaid
 from squall.training.evaluation import Evaluation
 from squall.training.job import Job
@@ -100,6 +101,36 @@ class Prepared:
             workers=self.workers,
             device=self.device,
         )
+
+    @property
+    def rhythm(self) -> Rhythm | None:
+        """How often the only replica fetches, where not every block ends with a fetch; else None.
+
+        With overlap a replica never has its own last push, and no moment is like a fresh start.
+        """
+        strategy = self.job.strategy
+        is_even = strategy.n_fetch in (1, strategy.n_push) or strategy.max_staleness is not None
+        if is_even or strategy.overlap or self.job.replicas > 1:
+            return None
+        return Rhythm(n_fetch=strategy.n_fetch, n_push=strategy.n_push)
+
+    def buffers_at(self, memories: Sequence[Tensor], settled: BlockSet | None = None) -> dict[str, Tensor]:
+        """The buffers that replicas have left, as one set; those of the start, if none has left any.
+
+        Args:
+            memories: of the replicas, the lowest first.
+            settled: a checkpoint's positions; then each replica's buffers as of it, else its newest.
+        """
+
+        def is_part(epoch: int, position: int) -> bool:
+            assert settled is not None
+            return settled.cover(Block(self.plan.stage, epoch, position, position + 1)) is Cover.CONTAINED
+
+        sets = [self.buffers.read(memory, None if settled is None else is_part) for memory in memories]
+        left = [values for values in sets if values is not None]
+        if left:
+            return self.buffers.merge(left)
+        return {name: value.clone() for name, value in self.model.named_buffers()}
 
     def replicate(self) -> nn.Module:
         """Another model like the run's, sharing no memory with it."""

@@ -12,6 +12,9 @@
     launcher                                   coordinator
       AttachReplica, AttachShard ------------>            with their connections
       StopRun      -------------------------->
+      TakeCheckpoint ------------------------>
+                   <--------------------------  CutReached
+      BuffersCopied ------------------------->
                    <--------------------------  Closings, Happened, Waiting, DivergedRun, EndedRun
       Finish       -------------------------->
 
@@ -109,6 +112,26 @@ class StopRun(Noun, frozen=True, kw_only=True, tag=110):
     why: str
 
 
+class TakeCheckpoint(Noun, frozen=True, kw_only=True, tag=118):
+    """Launcher -> coordinator: have the shards store a checkpoint of this name, all of one cut."""
+
+    name: str
+
+
+class CutReached(Noun, frozen=True, kw_only=True, tag=119):
+    """Coordinator -> launcher: every slice holds just these positions, and waits for you."""
+
+    request: int
+    name: str
+    settled: tuple[Block, ...]
+
+
+class BuffersCopied(Noun, frozen=True, kw_only=True, tag=120):
+    """Launcher -> coordinator: I have the models' buffers as of the cut; training may go on."""
+
+    request: int
+
+
 class ClosedBlock(Noun, frozen=True, kw_only=True):
     """A block that every slice has now."""
 
@@ -159,10 +182,10 @@ class DivergedRun(Noun, frozen=True, kw_only=True, tag=114):
 
 
 class EndedRun(Noun, frozen=True, kw_only=True, tag=115):
-    """Coordinator -> launcher: nothing more will be pushed; `minibatches` are settled."""
+    """Coordinator -> launcher: nothing more will be pushed; these positions are settled."""
 
     why: str
-    minibatches: int
+    settled: tuple[Block, ...]
 
 
 class EvaluateNow(Noun, frozen=True, kw_only=True, tag=116):
@@ -200,4 +223,7 @@ Control: TypeAlias = (
     | EndedRun
     | EvaluateNow
     | Measured
+    | TakeCheckpoint
+    | CutReached
+    | BuffersCopied
 )

@@ -19,6 +19,10 @@ Read it as a conversation::
       Refuse       -------------------------->            nobody can compute this block: settle it
                    <--------------------------  Refused
                    <--------------------------  Diverged   unasked: an update made my slice non-finite
+      Hold         -------------------------->            for a checkpoint: admit these blocks and no new ones
+                   <--------------------------  Held       what my slices hold; again whenever it has changed
+      Release      -------------------------->            all hold the same: store that, and go on
+                   <--------------------------  Released
 
 A message is frozen and knows nothing of sockets; `squall.wire.codec` turns it into bytes. The tag of its class
 stands for it there: part of the protocol, never given to another. Every
@@ -181,8 +185,46 @@ class Diverged(Noun, frozen=True, kw_only=True, tag=12):
     tensor: int
 
 
-ToShard: TypeAlias = Fetch | Push | Refuse
-FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged
-ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged
+class Hold(Noun, frozen=True, kw_only=True, tag=13):
+    """Coordinator -> shard: from now on, let pushes wait whose blocks are neither settled nor admitted here.
+
+    Attributes:
+        request: number of the hold; the same in everything that is said of it.
+        admitted: ranges of positions that some slice of the cluster has already, and all are to have.
+    """
+
+    request: int
+    admitted: tuple[Block, ...]
+
+
+class Held(Noun, frozen=True, kw_only=True, tag=14):
+    """Shard -> coordinator: what my slices hold, while I admit no more than I was told.
+
+    Attributes:
+        anywhere: ranges of positions that some slice of this shard has settled.
+        everywhere: those that every slice of it has; of a shard without slices, all that was admitted.
+    """
+
+    request: int
+    anywhere: tuple[Block, ...]
+    everywhere: tuple[Block, ...]
+
+
+class Release(Noun, frozen=True, kw_only=True, tag=15):
+    """Coordinator -> shard: the hold is over; store the checkpoint of this name first, unless it is empty."""
+
+    request: int
+    name: str
+
+
+class Released(Noun, frozen=True, kw_only=True, tag=16):
+    """Shard -> coordinator: pushes are admitted again; what was to be stored is copied."""
+
+    request: int
+
+
+ToShard: TypeAlias = Fetch | Push | Refuse | Hold | Release
+FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged | Held | Released
+ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged | Held | Released
 ToReplica: TypeAlias = Fetched | Pushed | Lease | Leave | Recall
 Message: TypeAlias = ToShard | FromShard | ToCoordinator | ToReplica
