@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from squall.blocks import Outcome
-from squall.errors import ConfigError
+from squall.errors import ConfigError, LostError
 from squall.shard import tcp_lines
 from squall.wire.messages import Pushed
 from tests.processes.helpers import wait_until
@@ -258,7 +258,7 @@ def test_a_worker_that_connects_again_ends_its_old_connection(served: Served) ->
     new.push(1)
     assert equal(new.values(), 2.0)
 
-    with pytest.raises(ConfigError, match="expected incarnation 1"):
+    with pytest.raises(LostError, match="expected incarnation 1"):
         old.push(2)
 
     old.close()

@@ -204,7 +204,7 @@ class TcpExchange:
         while True:
             try:
                 if self._link is None:
-                    self._link = self._dial(self._lost_after_s)
+                    self._link = self._dial_again()
                 asked = time.monotonic()
                 reply = self._exchange(self._link, request)
                 self._slowest_s = max(self._slowest_s, time.monotonic() - asked)
@@ -218,6 +218,12 @@ class TcpExchange:
                 print(f"the connection to {self.name} broke, and is made anew: {error}", flush=True)
             time.sleep(min(FIRST_PAUSE_S * 2**repeats, LONGEST_PAUSE_S))
             repeats += 1
+
+    def _dial_again(self) -> "_TcpLink":
+        try:
+            return self._dial(self._lost_after_s)
+        except ConfigError as error:  # we were let in before: a later incarnation of us has come since
+            raise LostError(reason=f"{self.name} does not know us any more: {error}") from error
 
     def _dial(self, patience_s: float | None) -> "_TcpLink":
         for attempt in itertools.count(1):
