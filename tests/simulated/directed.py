@@ -797,7 +797,21 @@ def held_too_long(variant: int) -> Schedule:
         epochs=1,
         checkpoints=(2.0, 2.5),
         faults=(Pause("shard1", 5.0 + 3.0 * (variant % 4), AtTime(2.1 + _shift(variant))),),
+        outside=(Outside(at_s=2.7, role="coordinator", event=Copied(now=2.7, request=1)),),
         waiting=Waiting(hold_s=1.0 + variant % 2),
+    )
+
+
+@directed
+def held_unheard(variant: int) -> Schedule:
+    """What shards say of a hold is lost: each is called off later than the last, and the run goes on between."""
+    return Schedule(
+        seed=variant,
+        minibatches_per_epoch=60,
+        epochs=1,
+        checkpoints=(1.0 + _shift(variant),),
+        faults=(Drop("hold.reply", 1.0 if variant % 2 else 0.9),),
+        waiting=Waiting(hold_s=0.6 + 0.1 * variant),
     )
 
 

@@ -33,7 +33,9 @@ def test_directed_schedules_end_with_every_block_applied_once_or_refused(name: s
         suite.check(DIRECTED[name](variant), f"{name}/{variant}")
 
 
-@pytest.mark.parametrize("first", range(0, 300, CHUNK))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.nightly) for first in range(CHUNK, 500, CHUNK))]
+)
 def test_checkpoints_beside_a_paused_replica_are_each_one_cut(first: int) -> None:
     """Three checkpoints of a run in which one replica stands still, and all else that chance brings."""
     num_whole = 0
@@ -44,20 +46,20 @@ def test_checkpoints_beside_a_paused_replica_are_each_one_cut(first: int) -> Non
             num_replicas=max(2, drawn.num_replicas),
             minibatches_per_epoch=12,
             steps=None,
-            epochs=2,
+            epochs=1,
             rests=False,
-            checkpoints=(2.0, 4.0, 6.0),
-            faults=(*drawn.faults, Pause("replica1", 30.0, AtTime(1.0 + seed % 5))),
+            checkpoints=(1.5, 2.5, 4.0),
+            faults=(*drawn.faults, Pause("replica1", 30.0, AtTime(1.0 + seed % 3))),
         )
         result = run(schedule)
         assert not facts.faults_of(result), schedule
         stored = Counter(store.name for _, store in result.arithmetic.stored)
         num_whole += sum(count == schedule.num_shards for count in stored.values())
-    assert num_whole > CHUNK
+    assert num_whole > CHUNK // 2
 
 
 def test_without_faults_every_checkpoint_that_is_asked_for_is_stored() -> None:
-    for seed in range(100):
+    for seed in range(40):
         drawn = replace(random_schedule(seed), faults=(), poisoned=(), sick=())
         schedule = replace(
             drawn, minibatches_per_epoch=20, epochs=2, steps=None, checkpoints=(1.5, 3.0), warm_start=0

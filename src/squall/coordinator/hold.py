@@ -101,9 +101,7 @@ class Holds:
         return self._end()
 
     def is_stuck(self, now: float, in_hand: BlockSet) -> bool:
-        """Whether this hold lasts too long, or lacks something that nobody has in hand."""
-        if self.stage is not Stage.GATHERING:
-            return False
+        """Whether what is being gathered takes too long, or lacks something that nobody has in hand."""
         if now - self._began > self._patience_s:
             return True
         return any(in_hand.cover(block) is not Cover.CONTAINED for block in self._missing)

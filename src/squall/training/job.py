@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,14 @@ class Job:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int | float) or not value > 0):
                 raise ConfigError(subject=f"Job({name}=)", expected="a number above 0", got=repr(value))
+        every = self.checkpoint_every
+        if every is not None and (isinstance(every, bool) or not isfinite(every)):
+            raise ConfigError(
+                subject="Job(checkpoint_every=)",
+                expected="a number above 0, of epochs",
+                got=repr(every),
+                remedy="None: a checkpoint at the end only.",
+            )
 
     def _check_kinds(self) -> None:
         check_precision(self.precision)
