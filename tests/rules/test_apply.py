@@ -6,7 +6,8 @@ different steps joined; runs not cut at chunks; the rate taken after counting th
 one; the sum trusted when it overflows; the last bad tensor named instead of the first; bad places counted from the
 chunk's begin; `accumulate` ignored; a split gradient copied from its begin to every piece. With
 rules by name: runs of different rules joined; the first rule or the first rate for all; slots of one tensor started
-for all, or not at all; a shared slot started anew by each rule; rules found by segment instead of by tensor.
+for all, or not at all; a shared slot started anew by each rule; rules found by segment instead of by tensor. Of what is
+kept from push to push: calls kept when others are absent, or for another rule; the step of the first segment for all.
 """
 
 import math
@@ -317,6 +318,17 @@ def test_neighbours_with_equal_steps_are_one_run() -> None:
     apply_(state, rule, torch.zeros(20), minibatches=1)
 
     assert rule.calls == [(0, 20, 1), (0, 5, 2), (9, 11, 2), (0, 5, 3), (5, 4, 2), (9, 11, 3)]
+
+
+def test_what_the_last_push_called_is_not_taken_for_another_rules_calls() -> None:
+    one, other = Sgd(learning_rate=1.0), Sgd(learning_rate=2.0)
+    state = one_slice(parameters(2), one)
+    state.params.zero_()
+
+    for rule in (one, other, one):
+        apply_(state, rule, torch.ones(2), minibatches=1)
+
+    assert state.params.tolist() == [-4, -4]
 
 
 def test_neighbours_with_different_rules_are_not_joined_and_those_with_one_are() -> None:
