@@ -3,9 +3,9 @@
 Behind it stands a real shard in a thread. The oracle is counting: the shard begins at zeros and subtracts, so after
 pushes of minus one its values say how many it has applied.
 
-Faults planted by hand, each seen to fail a test here: the values are sent before the update · buffer 0 is always
-written · the second gradient buffer is ignored · a push that is not finite is applied · the reply is given before the
-values are there · only the first slice is sent · the gradient is not scaled · a line that breaks the protocol is kept.
+Faults planted by hand, each seen to fail a test here: buffer 0 is always written (either transport) · the second gradient
+buffer is ignored · a push that is not finite waits for its gradient · it is applied · only the first slice is sent · the
+gradient is not scaled · a fetch over shared memory is not written.
 """
 
 import threading

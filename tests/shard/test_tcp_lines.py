@@ -3,10 +3,10 @@
 A real shard in a thread, real workers, and between them a relay that slows, holds and cuts. Counting is the oracle, as
 in tests/replica/test_exchange.py.
 
-Faults planted by hand, each seen to fail a test here: no copy when an update comes · a copy of the part already sent
-· a dead reader keeps its copy · a dead writer keeps its staging set · staging sets are unbounded · nobody is dropped
-while others wait · a new connection does not end the old one · an older incarnation is let in · the gradient is not
-looked at on arrival · a repeated request is answered from memory, without its values.
+Faults planted by hand, each seen to fail a test here: no copy when an update comes · a copy of less than is left to be sent
+· a dead reader keeps its copy · a dead writer keeps its staging set · staging sets are unbounded · copies are · nobody is
+dropped while others wait · a new connection does not end the old one · an older incarnation is let in · another model is ·
+the gradient is not looked at on arrival · what is absent is looked at · no connection is made anew.
 """
 
 import threading

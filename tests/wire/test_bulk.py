@@ -1,7 +1,7 @@
 """Transfers straight from and into tensor memory, in whatever pieces the system makes of them.
 
-Faults planted by hand, each seen to fail a test here: the header is not compared · a length is believed · the place is lost
-between two ranges of memory · bytes of other memory after `replace` · more than one message's worth is read.
+Faults planted by hand, each seen to fail a test here: the header is not compared · the place is lost between two ranges of
+memory · other memory is gone on with at another byte.
 """
 
 import socket

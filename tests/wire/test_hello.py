@@ -2,7 +2,7 @@
 
 Faults planted by hand, each seen to fail a test here: the version is not compared · the magic is not compared · one nonce
 for all connections · the proof does not cover the caller's nonce · both proofs have the same label · the caller does
-not check the door's proof · any proof is taken · a refused version has no answer.
+not check the door's proof · any proof is taken.
 """
 
 import hashlib

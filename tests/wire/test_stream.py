@@ -1,7 +1,7 @@
 """Messages over a stream of bytes, however it is cut.
 
-Faults planted by hand, each seen to fail a test here: a length is believed before it is checked · the rest of a piece is
-dropped · a server waits for a slow reader · what is kept for one is unbounded · an end hides what came before it.
+Faults planted by hand, each seen to fail a test here: a length is believed · the rest of a piece is dropped · a server waits
+for a slow reader · what is kept for one is unbounded.
 """
 
 import select
