@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -89,7 +89,7 @@ class Call:
         return isinstance(self.arguments().get(name), Ref)
 
 
-@lru_cache(maxsize=None)
+@cache
 def operator(target: str) -> Callable[..., Any]:
     """The torch op of this name.
 
@@ -101,7 +101,7 @@ def operator(target: str) -> Callable[..., Any]:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def schema(target: str) -> tuple[tuple[str, Any], ...]:
     """Names and defaults of an op's arguments, in order."""
     arguments = operator(target)._schema.arguments  # type: ignore[attr-defined]

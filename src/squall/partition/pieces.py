@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from squall.errors import LocalProtocolError
 from squall.partition.regions import AnyRegion, FlatRegion, Indices, Region
@@ -178,16 +179,16 @@ class Assembly:
         return run
 
     def _write_flat(self, parts: list[AnyRegion]) -> Callable[[list[Tensor]], Tensor]:
-        if self._frame.is_padded:
-            raise NotImplementedError("no op has edge fill around a flat region")
-        region = self._frame.region
+        frame, region = self._frame, self._frame.region
         places = [_index(part.flat().positions_in(region.flat())) for part in parts]
+        edges = [each for pair in zip(frame.before[::-1], frame.after[::-1], strict=True) for each in pair]
 
         def run(tensors: list[Tensor]) -> Tensor:
-            result = tensors[0].new_full((region.size,), self._frame.fill)
+            result = tensors[0].new_full((region.size,), frame.fill)
             for place, tensor in zip(places, tensors, strict=True):
                 result[place] = tensor.reshape(-1)
-            return result.reshape(region.sizes)
+            result = result.reshape(region.sizes)
+            return pad(result, edges, value=frame.fill) if frame.is_padded else result
 
         return run
 

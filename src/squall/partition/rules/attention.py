@@ -58,7 +58,7 @@ class Attention(Rule):
             scores = Region((*call.shape[:-1], call.inputs[1].shape[-2]), (*out.axes[:-1], seen))
             return _with_dropout(call, scores, allowed)
         if allowed is None:
-            run = caller(call)
+            run = caller(call, is_causal=False)
             return lambda tensors, draw: run(tensors)
         attend = torch.nn.functional.scaled_dot_product_attention
         scale = named["scale"]

@@ -239,6 +239,7 @@ def over_input_channels(rule: Convolution, call: Call, shape: Geometry) -> Stage
         run=partial,
         shape=call.shape,
         combine=Combine.ADD,
+        windows=frozenset(shape.axes),
     )
     return Stages((first, add_bias(call, rule, shape.channel)))
 

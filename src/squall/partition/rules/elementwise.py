@@ -132,10 +132,7 @@ class Created(Rule):
 
 
 class Dropout(Rule):
-    """Zeros elements with probability `p`, by a mask that does not depend on the cut (so it differs from torch's).
-
-    `feature_dropout` zeros whole feature maps: one number for each index of the first two axes.
-    """
+    """Zeros elements with probability `p`, by a mask that does not depend on the cut (so it differs from torch's)."""
 
     takes_flat = True
 
@@ -153,8 +150,22 @@ class Dropout(Rule):
         probability = float(named["p"])
         if not named["train"] or probability == 0:
             return lambda tensors, draw: tensors[0]
-        masked = _feature_maps(out) if call.name == "feature_dropout" else out
+        masked = self.masked(out)
         return lambda tensors, draw: dropped(tensors[0], masked, probability, draw, call.site)
+
+    def masked(self, out: AnyRegion) -> AnyRegion:
+        """What has a random number of its own."""
+        return out
+
+
+class FeatureDropout(Dropout):
+    """Zeros whole feature maps: one number for each index of the first two axes."""
+
+    takes_flat = False
+
+    def masked(self, out: AnyRegion) -> AnyRegion:
+        maps = out.bounding()
+        return Region(maps.shape[:2], maps.axes[:2])
 
 
 def dropped(value: Tensor, region: AnyRegion, probability: float, draw: Draw, site: int) -> Tensor:
@@ -164,11 +175,6 @@ def dropped(value: Tensor, region: AnyRegion, probability: float, draw: Draw, si
     keep = keep_mask(region, 1 - probability, draw, site)
     keep = keep.reshape(keep.shape + (1,) * (value.dim() - keep.dim()))
     return value * keep.to(value.dtype).mul_(1 / (1 - probability))
-
-
-def _feature_maps(out: AnyRegion) -> AnyRegion:
-    box = out.bounding()
-    return Region(box.shape[:2], box.axes[:2])
 
 
 class Triangle(Rule):
@@ -193,7 +199,7 @@ def rules() -> dict[str, Rule]:
         **{name: Created() for name in CREATED},
         "prelu": Prelu(),
         "dropout": Dropout(),
-        "feature_dropout": Dropout(),
+        "feature_dropout": FeatureDropout(),
         "tril": Triangle(),
         "triu": Triangle(),
     }

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call
-from squall.partition.pieces import Frame
 from squall.partition.regions import AnyRegion, Indices, Region, nothing
-from squall.partition.rules.base import Rule, Words, caller, listed
+from squall.partition.rules.base import Rule, Words, caller
 from squall.partition.rules.elementwise import Elementwise
 from squall.partition.rules.normalisation import given
 from squall.partition.stages import Combine, Stage, Stages
 from squall.partition.words import All
 
 ELEMENTWISE = (
-    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits binary_cross_entropy".split()
+    ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"]
 )
 NONE, MEAN = 0, 1
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from squall.partition.call import Call
 from squall.partition.masks import Draw
 from squall.partition.regions import AnyRegion, Indices, Region, nothing
-from squall.partition.rules.base import Kernel, Rule, Words, caller, listed, positive
+from squall.partition.rules.base import Kernel, Rule, Words, caller, positive
 from squall.partition.stages import Combine, Stage, Stages
 from squall.partition.words import All, Same
 
 NAMES = (
-    "amax amin all any argmax argmin logsumexp norm linalg_vector_norm prod std var max min median".split()
+    ["amax", "amin", "all", "any", "argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "prod", "std", "var", "max", "min", "median"]
 )
 SUMS = ("sum", "mean")
 

@@ -1,6 +1,5 @@
 """Ops that move elements and compute nothing: reshape, permute, expand, join, split, pad, and any other permutation."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call, Ref, operator
-from squall.partition.masks import Draw
 from squall.partition.pieces import Frame
 from squall.partition.regions import (
     AnyRegion,
