@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -217,7 +218,7 @@ def _as_slice(axis: Indices) -> slice | None:
         return slice(axis.start, axis.stop)
     starts = [part.start for part in axis.ranges]
     step = starts[1] - starts[0]
-    if axis.size == len(starts) and all(b - a == step for a, b in zip(starts, starts[1:], strict=False)):
+    if axis.size == len(starts) and all(b - a == step for a, b in pairwise(starts)):
         return slice(axis.start, axis.stop, step)
     return None
 

@@ -7,8 +7,7 @@ tensor's shape, and both may be empty. The compact tensor of a region has the sh
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import prod
 
 from squall.slices import Range
@@ -27,6 +26,10 @@ class Indices:
     """
 
     ranges: tuple[Range, ...] = ()
+    size: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum([part.stop - part.start for part in self.ranges]))
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[int, int]]) -> "Indices":
@@ -48,10 +51,6 @@ class Indices:
     def each(cls, indices: Iterable[int]) -> "Indices":
         """Single indices, in any order, repeats allowed."""
         return cls.of((index, index + 1) for index in indices)
-
-    @cached_property
-    def size(self) -> int:
-        return sum(part.stop - part.start for part in self.ranges)
 
     @property
     def start(self) -> int:
@@ -79,9 +78,10 @@ class Indices:
             yield from range(part.start, part.stop)
 
     def __and__(self, other: "Indices") -> "Indices":
-        if self.ranges == other.ranges:
-            return self
-        found, mine, theirs = [], self.ranges, other.ranges
+        mine, theirs = self.ranges, other.ranges
+        if len(mine) == len(theirs) == 1:
+            return Indices.span(max(mine[0].start, theirs[0].start), min(mine[0].stop, theirs[0].stop))
+        found = []
         i = j = 0
         while i < len(mine) and j < len(theirs):
             start, stop = max(mine[i].start, theirs[j].start), min(mine[i].stop, theirs[j].stop)
@@ -146,6 +146,8 @@ class Region:
     Attributes:
         shape: the whole tensor's.
         axes: one set for each axis, within its bounds.
+        sizes: the shape of its compact tensor.
+        size: how many elements it has.
 
     Raises:
         ValueError: another number of axes than the shape has, or an index beyond its axis.
@@ -157,14 +159,17 @@ class Region:
 
     shape: Shape
     axes: tuple[Indices, ...]
+    sizes: Shape = field(init=False, compare=False)
+    size: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.axes) != len(self.shape) or any(
-            axis.stop > size for axis, size in zip(self.axes, self.shape, strict=True)
-        ):
+        fits = len(self.axes) == len(self.shape)
+        if not fits or any([axis.stop > size for axis, size in zip(self.axes, self.shape, strict=True)]):
             raise ValueError(
                 f"a Region of shape {self.shape}: expected indices within it, but got {self.axes}"
             )
+        object.__setattr__(self, "sizes", tuple([axis.size for axis in self.axes]))
+        object.__setattr__(self, "size", prod(self.sizes))
 
     @classmethod
     def of(cls, shape: Shape, *spans: tuple[int, int]) -> "Region":
@@ -174,15 +179,6 @@ class Region:
     @classmethod
     def whole(cls, shape: Shape) -> "Region":
         return cls(tuple(shape), tuple(Indices.span(0, size) for size in shape))
-
-    @cached_property
-    def sizes(self) -> Shape:
-        """The shape of its compact tensor."""
-        return tuple(axis.size for axis in self.axes)
-
-    @cached_property
-    def size(self) -> int:
-        return prod(self.sizes)
 
     @property
     def is_empty(self) -> bool:
