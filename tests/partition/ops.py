@@ -176,6 +176,18 @@ def transposed(count: int) -> Make:
     return make
 
 
+def locally_connected(rng: random.Random) -> Case:
+    kernel, stride = [rng.randint(1, 4) for _ in range(2)], [rng.randint(1, 3) for _ in range(2)]
+    sizes = [k + rng.randint(0, 6) for k in kernel]
+    rows, columns = ((n - k) // s + 1 for n, k, s in zip(sizes, kernel, stride, strict=True))
+    channels, outs = rng.randint(1, 3), rng.randint(1, 3)
+    value = [randn(rng, 2, channels, *sizes), randn(rng, rows, columns, channels * kernel[0] * kernel[1], outs)]
+    if rng.random() < 0.3:
+        return case_of("squall.locally_connected2d.default", (R(0), R(1), None, kernel, stride), value)
+    value.append(randn(rng, rows, columns, outs))
+    return case_of("squall.locally_connected2d.default", (R(0), R(1), R(2), kernel, stride), value)
+
+
 # Pooling
 
 
@@ -663,6 +675,7 @@ OPS: dict[str, Make] = {
     "index_select": index_select,
     **{f"conv{n}d": convolution(n) for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": transposed(n) for n in (1, 2, 3)},
+    "locally_connected": locally_connected,
     **{f"max_pool{n}d": max_pool(n) for n in (1, 2, 3)},
     **{f"avg_pool{n}d": average_pool(n) for n in (1, 2, 3)},
     "adaptive_avg_pool": adaptive_pool,

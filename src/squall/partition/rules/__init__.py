@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from squall.partition.rules import (
     reduction,
     shape,
 )
+from squall.partition.rules import local as local_layers
 from squall.partition.rules.base import Kernel, Rule, Words, caller, dtype_of
 from squall.partition.stages import Stage, Stages
 from squall.partition.words import All
@@ -50,22 +50,20 @@ class Opaque(Rule):
 
 
 OPAQUE = Opaque()
+_PARTS = (
+    elementwise,
+    convolution,
+    pooling,
+    normalisation,
+    contraction,
+    reduction,
+    attention,
+    losses,
+    shape,
+)
 RULES: dict[str, Rule] = {
-    f"aten.{name}": rule
-    for name, rule in chain.from_iterable(
-        part.rules().items()
-        for part in (
-            elementwise,
-            convolution,
-            pooling,
-            normalisation,
-            contraction,
-            reduction,
-            attention,
-            losses,
-            shape,
-        )
-    )
+    **{f"aten.{name}": rule for part in _PARTS for name, rule in part.rules().items()},
+    **{f"squall.{name}": rule for name, rule in local_layers.rules().items()},
 }
 
 
