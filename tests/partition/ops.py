@@ -181,7 +181,10 @@ def locally_connected(rng: random.Random) -> Case:
     sizes = [k + rng.randint(0, 6) for k in kernel]
     rows, columns = ((n - k) // s + 1 for n, k, s in zip(sizes, kernel, stride, strict=True))
     channels, outs = rng.randint(1, 3), rng.randint(1, 3)
-    value = [randn(rng, 2, channels, *sizes), randn(rng, rows, columns, channels * kernel[0] * kernel[1], outs)]
+    value = [
+        randn(rng, 2, channels, *sizes),
+        randn(rng, rows, columns, channels * kernel[0] * kernel[1], outs),
+    ]
     if rng.random() < 0.3:
         return case_of("squall.locally_connected2d.default", (R(0), R(1), None, kernel, stride), value)
     value.append(randn(rng, rows, columns, outs))
@@ -328,8 +331,40 @@ def instance_norm(rng: random.Random) -> Case:
 
 # Elementwise
 
-UNARY = ["relu", "sigmoid", "tanh", "gelu", "silu", "elu", "softplus", "leaky_relu", "hardtanh", "exp", "sin", "neg", "abs", "square", "mish", "selu", "clone", "detach", "relu6", "hardswish", "log_sigmoid", "erf", "sign"]
-BINARY = ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum.default", "minimum.default", "atan2.default"]
+UNARY = [
+    "relu",
+    "sigmoid",
+    "tanh",
+    "gelu",
+    "silu",
+    "elu",
+    "softplus",
+    "leaky_relu",
+    "hardtanh",
+    "exp",
+    "sin",
+    "neg",
+    "abs",
+    "square",
+    "mish",
+    "selu",
+    "clone",
+    "detach",
+    "relu6",
+    "hardswish",
+    "log_sigmoid",
+    "erf",
+    "sign",
+]
+BINARY = [
+    "add.Tensor",
+    "sub.Tensor",
+    "mul.Tensor",
+    "div.Tensor",
+    "maximum.default",
+    "minimum.default",
+    "atan2.default",
+]
 
 
 def activation(rng: random.Random) -> Case:
@@ -706,4 +741,20 @@ OPS: dict[str, Make] = {
     "class_loss": class_loss,
 }
 # Those whose reduced axes may be cut.
-STAGED = ["linear", "matmul", "embedding", "conv1d", "conv2d", "conv3d", "total", "softmax", "batch_norm", "layer_norm", "rms_norm", "group_norm", "instance_norm", "elementwise_loss", "class_loss"]
+STAGED = [
+    "linear",
+    "matmul",
+    "embedding",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "total",
+    "softmax",
+    "batch_norm",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "instance_norm",
+    "elementwise_loss",
+    "class_loss",
+]

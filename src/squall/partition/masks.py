@@ -47,7 +47,7 @@ def keep_mask(region: AnyRegion, probability: float, draw: Draw, site: int) -> T
     if probability >= 1:
         return torch.ones(region.sizes, dtype=torch.bool)
     bits = random_bits(region, draw, site)
-    return torch.from_numpy(bits < np.uint64(int(probability * 2**64)))
+    return torch.from_numpy(np.asarray(bits < np.uint64(int(probability * 2**64))))
 
 
 def random_bits(region: AnyRegion, draw: Draw, site: int) -> NDArray[np.uint64]:

@@ -16,9 +16,14 @@ from squall.partition.rules.normalisation import given
 from squall.partition.stages import Combine, Stage, Stages
 from squall.partition.words import All
 
-ELEMENTWISE = (
-    ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"]
-)
+ELEMENTWISE = [
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy_with_logits",
+    "binary_cross_entropy",
+]
 NONE, MEAN = 0, 1
 
 

@@ -13,9 +13,23 @@ from squall.partition.rules.base import Kernel, Rule, Words, caller, positive
 from squall.partition.stages import Combine, Stage, Stages
 from squall.partition.words import All, Same
 
-NAMES = (
-    ["amax", "amin", "all", "any", "argmax", "argmin", "logsumexp", "norm", "linalg_vector_norm", "prod", "std", "var", "max", "min", "median"]
-)
+NAMES = [
+    "amax",
+    "amin",
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "norm",
+    "linalg_vector_norm",
+    "prod",
+    "std",
+    "var",
+    "max",
+    "min",
+    "median",
+]
 SUMS = ("sum", "mean")
 
 
