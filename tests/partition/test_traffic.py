@@ -65,9 +65,8 @@ def test_a_dense_layer_sends_each_unit_once_to_each_other_partition(parts: int) 
     assert count(sent) == B * units * (parts - 1)
     for (sender, _), pieces in sent.items():
         assert sum(piece.size for piece in pieces) == owners[sender].size
-    assert count(
-        transfers(owners, wanted(call, regions, 0) and [[w[0], w[0]] for w in wanted(call, regions)])
-    ) == count(sent)
+    twice = [[*each, *each] for each in wanted(call, regions)]
+    assert count(transfers(owners, twice)) == count(sent)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
@@ -138,10 +137,7 @@ def test_partitions_that_get_just_these_messages_compute_the_net_and_its_gradien
     torch.testing.assert_close(data_grad, whole_data.grad, rtol=0, atol=1e-10)
     for mine, theirs in zip(grads, leaves, strict=True):
         torch.testing.assert_close(mine, theirs.grad, rtol=0, atol=1e-10)
-    if kind == "dense":
-        formula = B * 20 * (parts - 1)
-    else:
-        formula = B * 3 * 3 * (2 - 1) * (parts - 1)
+    formula = B * 20 * (parts - 1) if kind == "dense" else B * 3 * 3 * (2 - 1) * (parts - 1)
     assert net.up == net.down == formula
 
 

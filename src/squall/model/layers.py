@@ -12,13 +12,13 @@ from torch.nn import functional
 from squall.errors import ModelError
 
 LOCALLY_CONNECTED = "locally_connected2d"
-_LIBRARY = torch.library.Library("squall", "FRAGMENT")
-_LIBRARY.define(
+_LIBRARY = torch.library.Library("squall", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "locally_connected2d(Tensor input, Tensor weight, Tensor? bias, int[2] kernel, int[2] stride) -> Tensor"
 )
 
 
-@torch.library.impl(_LIBRARY, "locally_connected2d", "CompositeImplicitAutograd")  # type: ignore[untyped-decorator]
+@torch.library.impl(_LIBRARY, "locally_connected2d", "CompositeImplicitAutograd")
 def locally_connected2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, kernel: list[int], stride: list[int]
 ) -> Tensor:
