@@ -290,6 +290,22 @@ def _without_memory(args: tuple[Any, ...]) -> Callable[[Any], Tensor]:
     return whole
 
 
+def training_batch_norm(rng: random.Random) -> Case:
+    """As capture writes it: running statistics in, and out."""
+    shape = (rng.randint(2, 4), rng.randint(1, 5), *shape_of(rng, 0, 2))
+    channels, output = shape[1], some(rng, 0, 0, 3, 4)
+    value, refs = [randn(rng, *shape) + 2], []
+    for given in (rng.random() < 0.7, rng.random() < 0.7):
+        refs.append(R(len(value)) if given else None)
+        value += [randn(rng, channels)] if given else []
+    refs += [R(len(value)), R(len(value) + 1)]
+    value += [randn(rng, channels), positive(rng, channels)]
+    args = (R(0), *refs, True, 0.1, 1e-5)
+    fixed = range(len(value)) if output else range(len(value) - 2, len(value))
+    target = "aten._native_batch_norm_legit_functional.default"
+    return case_of(target, args, value, output=output, fixed=fixed)
+
+
 def layer_norm(rng: random.Random) -> Case:
     lead, last = shape_of(rng, 0, 2), tuple(rng.randint(2, 5) for _ in range(rng.randint(1, 2)))
     value, refs = [randn(rng, *lead, *last) + 1], []
@@ -715,6 +731,7 @@ OPS: dict[str, Make] = {
     **{f"avg_pool{n}d": average_pool(n) for n in (1, 2, 3)},
     "adaptive_avg_pool": adaptive_pool,
     "batch_norm": batch_norm,
+    "training_batch_norm": training_batch_norm,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "group_norm": group_norm,
@@ -751,6 +768,7 @@ STAGED = [
     "total",
     "softmax",
     "batch_norm",
+    "training_batch_norm",
     "layer_norm",
     "rms_norm",
     "group_norm",

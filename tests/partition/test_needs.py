@@ -24,6 +24,7 @@ POKED = {
     "arithmetic",
     "activation",
     "elementwise_loss",
+    "training_batch_norm",
 }
 # Grouped filters of a transposed convolution: a cut across groups asks for a rectangle of each weight.
 LOOSE = {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}

@@ -14,6 +14,7 @@ from squall.partition.pieces import Assembly, Frame, Piece, cutter
 from squall.partition.regions import AnyRegion, FlatRegion, Region, nothing
 from squall.partition.rules import (
     attention,
+    batch,
     contraction,
     convolution,
     elementwise,
@@ -55,6 +56,7 @@ _PARTS = (
     convolution,
     pooling,
     normalisation,
+    batch,
     contraction,
     reduction,
     attention,
