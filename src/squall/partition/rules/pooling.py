@@ -94,7 +94,7 @@ def average_scale(call: Call, out: Region) -> Tensor:
         size = call.inputs[0].shape[at - count]
         low, high = (-p, size + p) if named["count_include_pad"] else (0, size)
         starts = [index * s - p for index in out.axes[at - count]]
-        counts = [min(start + k, size + p, high) - max(start, low) for start in starts]
+        counts = [min(start + k, high) - max(start, low) for start in starts]
         shape = [len(counts) if axis == at else 1 for axis in range(count)]
         scale = scale * (k / torch.tensor(counts, dtype=torch.float64)).reshape(shape)
     return scale
