@@ -58,6 +58,7 @@ DECIDERS = {
     "coordinator/machine.py",
     "coordinator/work.py",
     "machines.py",
+    "partition/indices.py",
     "partition/regions.py",
     "partition/words.py",
     "replica/downpour.py",

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call, TensorSpec, filled, operator
+from squall.partition.indices import Indices
 from squall.partition.masks import Draw
 from squall.partition.pieces import Piece, take
-from squall.partition.regions import AnyRegion, FlatRegion, Indices, Region, nothing
+from squall.partition.regions import AnyRegion, FlatRegion, Region, nothing
 from squall.partition.rules import needs, prepare, prepare_stage, stages
 from squall.partition.stages import Combine, Stages
 
@@ -179,7 +180,11 @@ def received(need: AnyRegion, owners: list[AnyRegion] | None, part: int) -> list
 
 def close(mine: Tensor, theirs: Tensor, what: str) -> None:
     scale = max(1.0, float(theirs.abs().max()) if theirs.numel() and theirs.is_floating_point() else 1.0)
-    if mine.is_floating_point() and mine.shape == theirs.shape and bool(((mine - theirs).abs() <= TOLERANCE * scale).all()):
+    if (
+        mine.is_floating_point()
+        and mine.shape == theirs.shape
+        and bool(((mine - theirs).abs() <= TOLERANCE * scale).all())
+    ):
         return
     torch.testing.assert_close(
         mine, theirs, rtol=0, atol=TOLERANCE * scale, equal_nan=True, msg=lambda text: f"{what}: {text}"

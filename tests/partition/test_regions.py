@@ -8,10 +8,10 @@ import random
 
 import pytest
 
+from squall.partition.indices import Indices
 from squall.partition.regions import (
     AnyRegion,
     FlatRegion,
-    Indices,
     Region,
     flat_of,
     nothing,

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from squall.partition.call import Ref
+from squall.partition.indices import Indices
 from squall.partition.pieces import Piece
-from squall.partition.regions import Indices, Region
+from squall.partition.regions import Region
 from squall.partition.rules import local, stages
 from tests.partition.cutting import case_of, check_cut, check_stages
 from tests.partition.ops import OPS, STAGED

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call, Ref, TensorSpec, run_whole
+from squall.partition.indices import Indices
 from squall.partition.masks import Draw
 from squall.partition.pieces import Piece, take
-from squall.partition.regions import AnyRegion, Indices, Region, nothing
+from squall.partition.regions import AnyRegion, Region, nothing
 from squall.partition.rules import needs, prepare
 from squall.partition.traffic import count, transfers, united
 from tests.partition.cutting import add_into

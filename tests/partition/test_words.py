@@ -2,7 +2,8 @@
 
 import random
 
-from squall.partition.regions import Indices, Region
+from squall.partition.indices import Indices
+from squall.partition.regions import Region
 from squall.partition.words import Adaptive, Groups, Mapped, Modulo, Spread, Window
 from tests.partition.test_regions import some_indices
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from squall.errors import LocalProtocolError
-from squall.partition.regions import AnyRegion, FlatRegion, Indices, Region
+from squall.partition.indices import Indices
+from squall.partition.regions import AnyRegion, FlatRegion, Region
 
 Index = slice | Tensor
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from squall.partition.regions import Indices, Region
+from squall.partition.indices import Indices
+from squall.partition.regions import Region
 
 
 @dataclass(frozen=True, slots=True)

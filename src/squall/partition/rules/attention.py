@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call
+from squall.partition.indices import Indices
 from squall.partition.masks import Draw
 from squall.partition.pieces import Frame
-from squall.partition.regions import AnyRegion, Indices, Region
+from squall.partition.regions import AnyRegion, Region
 from squall.partition.rules.base import Kernel, Rule, Words, caller
 from squall.partition.rules.elementwise import broadcast, dropped
 from squall.partition.words import All, Same

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call, TensorSpec
-from squall.partition.regions import AnyRegion, Indices, Region, Shape, nothing
+from squall.partition.indices import Indices
+from squall.partition.regions import AnyRegion, Region, Shape, nothing
 from squall.partition.rules.base import Rule, Words, add_bias, caller, positive
 from squall.partition.rules.elementwise import broadcast
 from squall.partition.stages import Combine, Stage, Stages

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from squall.partition.call import Call
+from squall.partition.indices import Indices
 from squall.partition.masks import Draw
 from squall.partition.pieces import Frame
-from squall.partition.regions import AnyRegion, Indices, Region, nothing
+from squall.partition.regions import AnyRegion, Region, nothing
 from squall.partition.rules.base import Kernel, Rule, Words, add_bias, per_axis
 from squall.partition.stages import Combine, Stage, Stages
 from squall.partition.words import All, Groups, Modulo, Same, Spread, Window, Word

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call
-from squall.partition.regions import AnyRegion, Indices, Region, nothing
+from squall.partition.indices import Indices
+from squall.partition.regions import AnyRegion, Region, nothing
 from squall.partition.rules.base import Rule, Words, caller
 from squall.partition.rules.elementwise import Elementwise
 from squall.partition.rules.normalisation import given

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call, Ref
+from squall.partition.indices import Indices
 from squall.partition.masks import Draw
-from squall.partition.regions import AnyRegion, Indices, Region, nothing
+from squall.partition.regions import AnyRegion, Region, nothing
 from squall.partition.rules.base import Kernel, Rule, Words, caller
 from squall.partition.stages import Combine, Stage, Stages
 from squall.partition.words import All, Groups, Same, Word

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call
+from squall.partition.indices import Indices
 from squall.partition.masks import Draw
 from squall.partition.pieces import Frame
-from squall.partition.regions import Indices, Region
+from squall.partition.regions import Region
 from squall.partition.rules.base import Kernel, Rule, Words, caller, dtype_of, per_axis
 from squall.partition.rules.convolution import own_padding
 from squall.partition.words import Adaptive, Same, Window

@@ -7,17 +7,9 @@ import torch
 from torch import Tensor
 
 from squall.partition.call import Call, Ref, operator
+from squall.partition.indices import Indices
 from squall.partition.pieces import Frame
-from squall.partition.regions import (
-    AnyRegion,
-    FlatRegion,
-    Indices,
-    Region,
-    Shape,
-    flat_of,
-    nothing,
-    product_of,
-)
+from squall.partition.regions import AnyRegion, FlatRegion, Region, Shape, flat_of, nothing, product_of
 from squall.partition.rules.base import Kernel, Rule, Words, listed, positive
 from squall.partition.rules.elementwise import broadcast
 from squall.partition.words import Fixed, Same, Window, Word
