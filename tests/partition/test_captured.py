@@ -133,6 +133,17 @@ def test_what_has_no_rule_is_opaque_and_needs_everything() -> None:
         assert is_opaque(Call(target=f"aten.{name}"))
     indices = case_of("aten.max_pool2d_with_indices.default", (Ref(0), [2, 2]), [value[None]], output=1)
     assert is_opaque(indices.call)
+    floats, rows = value.float(), torch.tensor([2, 1])
+    look_alikes = [
+        case_of("aten.im2col.default", (Ref(0), [2, 2], [1, 1], [1, 1], [1, 1]), [value[None, None]]),
+        case_of("aten.view.dtype", (Ref(0), torch.int32), [floats]),
+        case_of("aten.where.default", (Ref(0),), [value > 0]),
+        case_of("aten.repeat_interleave.Tensor", (Ref(0),), [rows]),
+        case_of("aten.cross_entropy_loss.default", (Ref(0), Ref(1)), [value, value.softmax(1)]),
+    ]
+    for case in look_alikes:
+        assert is_opaque(case.call), case
+    assert not is_opaque(case_of("aten.max.other", (Ref(0), Ref(1)), [value, value]).call)
     summed = case_of("aten.cumsum.default", (Ref(0), 1), [value])
     assert needs(summed.call, Region.of((4, 4), (0, 1), (0, 1))) == (Region.whole((4, 4)),)
     check_cut(summed, random.Random(1))

@@ -4,7 +4,7 @@ import random
 
 from squall.partition.indices import Indices
 from squall.partition.regions import Region
-from squall.partition.words import Adaptive, Groups, Mapped, Modulo, Spread, Window
+from squall.partition.words import Adaptive, Groups, Modulo, Spread, Window
 from tests.partition.test_regions import some_indices
 
 
@@ -54,7 +54,7 @@ def test_adaptive_windows_cover_the_input_as_torch_documents() -> None:
             assert Adaptive(0, outs).reads(region(Indices.span(0, outs), outs), size) == Indices.span(0, size)
 
 
-def test_groups_tables_and_places_in_a_group_are_read_one_by_one() -> None:
+def test_groups_and_places_in_a_group_are_read_one_by_one() -> None:
     rng = random.Random(3)
     for _ in range(200):
         groups, per_out, per_in = (rng.randint(1, 4) for _ in range(3))
@@ -64,5 +64,3 @@ def test_groups_tables_and_places_in_a_group_are_read_one_by_one() -> None:
         ins = {o // per_out * per_in + at for o in axis for at in range(per_in)}
         assert set(Groups(0, per_out, per_in).reads(mine, groups * per_in)) == ins
         assert set(Modulo(0, per_out).reads(mine, per_out)) == {o % per_out for o in axis}
-        table = tuple(rng.randint(-1, 5) for _ in range(outs))
-        assert set(Mapped(0, table).reads(mine, 6)) == {table[o] for o in axis} - {-1}

@@ -4,7 +4,6 @@
 input that its windows span, and by how much they hang over the edges.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -190,22 +189,6 @@ class Groups(_Plain):
         return Indices.of(
             (start // self.per_out, (stop - 1) // self.per_out + 1) for start, stop in axis.pairs()
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped(_Plain):
-    """A table: output index `o` reads ``table[o]``; -1 reads nothing.
-
-    >>> Mapped(0, (2, 1, 0, -1)).reads(Region.of((4,), (1, 4)), 3)
-    Indices[0:2]
-    """
-
-    out_dim: int
-    table: Sequence[int]
-
-    def reads(self, out: Region, size: int) -> Indices:
-        found = (self.table[index] for index in out.axes[self.out_dim])
-        return Indices.each(index for index in found if index >= 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,8 @@ RULES: dict[str, Rule] = {
 
 def rule_of(call: Call) -> Rule:
     """The rule of an op; `OPAQUE` if there is none, or if it cannot cut these arguments."""
-    library, name, _ = call.target.split(".")
-    rule = RULES.get(f"{library}.{name}", OPAQUE)
+    library, name, overload = call.target.split(".")
+    rule = RULES.get(f"{library}.{name}.{overload}") or RULES.get(f"{library}.{name}", OPAQUE)
     return rule if rule.applies(call) else OPAQUE
 
 

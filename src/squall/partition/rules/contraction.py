@@ -53,6 +53,9 @@ def over_the_sum(rule: _Product, call: Call) -> Stage:
 class Linear(_Product):
     """``linear(value, weight[out, in], bias)``."""
 
+    def applies(self, call: Call) -> bool:
+        return len(call.inputs[1].shape) == 2
+
     def words(self, call: Call) -> tuple[Words, ...]:
         last = len(call.shape) - 1
         value = (*(Same(at) for at in range(last)), All())

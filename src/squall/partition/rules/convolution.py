@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -52,43 +51,29 @@ class Geometry:
         return tuple(word(*one) for one in sized)
 
 
-@lru_cache(maxsize=4096)
-def _geometry(
-    target: str, named: tuple[tuple[str, object], ...], rank: int, kernel: tuple[int, ...]
-) -> Geometry:
-    given = dict(named)
+def geometry(call: Call) -> Geometry:
+    named, kernel = call.arguments(), call.inputs[1].shape[2:]
     count = len(kernel)
-    dilation = per_axis(given["dilation"], count)
-    padding = given["padding"]
+    dilation, padding = per_axis(named["dilation"], count), named["padding"]
     if padding == "valid":
         padding = 0
     if padding == "same":  # torch puts the odd one after the input
         padding = tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
     return Geometry(
-        channel=rank - count - 1,
+        channel=len(call.inputs[0].shape) - count - 1,
         kernel=kernel,
-        stride=per_axis(given["stride"], count),
+        stride=per_axis(named["stride"], count),
         padding=per_axis(padding, count),
         dilation=dilation,
-        groups=int(str(given["groups"])),
-        transposed=bool(given.get("transposed", "transpose" in target)),
+        groups=named["groups"],
+        transposed=named.get("transposed", "transpose" in call.target),
     )
-
-
-def geometry(call: Call) -> Geometry:
-    named = call.arguments()
-    plain = tuple(
-        (name, tuple(value) if isinstance(value, list) else value)
-        for name, value in named.items()
-        if name in {"stride", "padding", "dilation", "groups", "transposed"}
-    )
-    return _geometry(call.target, plain, len(call.inputs[0].shape), call.inputs[1].shape[2:])
 
 
 class Convolution(Rule):
     """``conv1d`` to ``conv3d``, ``conv_transpose1d`` to ``3d`` and ``convolution``; inputs: value, weight, perhaps bias.
 
-    Cut over outputs channels, space or batch it needs a halo and the filters of its own channels. Cut over input
+    Cut over output channels, space or batch it needs a halo and the filters of its own channels. Cut over input
     channels (see `stages`) it is P convolutions and one add.
     """
 

@@ -41,6 +41,9 @@ class Elementwise(Rule):
 
     takes_flat = True
 
+    def applies(self, call: Call) -> bool:
+        return len(call.outputs) == 1 and all(_broadcasts(spec.shape, call.shape) for spec in call.inputs)
+
     def words(self, call: Call) -> tuple[Words, ...]:
         return tuple(broadcast(spec, call.shape) for spec in call.inputs)
 
@@ -58,6 +61,11 @@ class Elementwise(Rule):
             return lambda tensors, draw: run(tensors)
         spread = [_flat_spread(spec, out) for spec in call.inputs]
         return lambda tensors, draw: run([each(t) for each, t in zip(spread, tensors, strict=True)])
+
+
+def _broadcasts(shape: Shape, out: Shape) -> bool:
+    aligned = zip(reversed(shape), reversed(out), strict=False)
+    return len(shape) <= len(out) and all(mine in (1, theirs) for mine, theirs in aligned)
 
 
 def _flat_need(spec: TensorSpec, out: FlatRegion) -> AnyRegion:
@@ -197,6 +205,8 @@ def rules() -> dict[str, Rule]:
         **{name: elementwise for name in NAMES},
         **{name: Like() for name in LIKE},
         **{name: Created() for name in CREATED},
+        "max.other": elementwise,
+        "min.other": elementwise,
         "prelu": Prelu(),
         "dropout": Dropout(),
         "feature_dropout": FeatureDropout(),

@@ -31,21 +31,24 @@ NONE, MEAN = 0, 1
 class ElementwiseLoss(Elementwise):
     """``mse_loss`` and its kind. Inputs other than the first may broadcast (weights)."""
 
-    def takes(self, call: Call) -> bool:
+    def applies(self, call: Call) -> bool:
+        return True
+
+    def reduces(self, call: Call) -> bool:
         return bool(call.arguments()["reduction"] != NONE)
 
     def words(self, call: Call) -> tuple[Words, ...]:
-        if not self.takes(call):
+        if not self.reduces(call):
             return super().words(call)
         return tuple(tuple(All() for _ in spec.shape) for spec in call.inputs)
 
     def needs(self, call: Call, out: AnyRegion) -> tuple[AnyRegion, ...]:
-        if not self.takes(call):
+        if not self.reduces(call):
             return super().needs(call, out)
         return tuple(Region.whole(spec.shape) for spec in call.inputs)
 
     def stages(self, call: Call) -> Stages | None:
-        if not self.takes(call):
+        if not self.reduces(call):
             return None
         space = call.inputs[0].shape
         count = torch.Size(space).numel() if call.arguments()["reduction"] == MEAN else 1

@@ -17,7 +17,7 @@ from squall.partition.words import Fixed, Same, Window, Word
 RESHAPES = listed("view reshape flatten unflatten squeeze unsqueeze _unsafe_view view_copy")
 PERMUTES = listed("transpose permute movedim moveaxis swapaxes swapdims t mT mH numpy_T")
 GATHERS = listed("""
-    flip roll repeat tile repeat_interleave diagonal unfold pixel_shuffle pixel_unshuffle channel_shuffle rot90 im2col
+    flip roll repeat tile diagonal unfold pixel_shuffle pixel_unshuffle channel_shuffle rot90 im2col
     upsample_nearest1d upsample_nearest2d upsample_nearest3d
 """)
 
@@ -26,6 +26,9 @@ class Reshape(Rule):
     """The row-major order stays. Axes that are merged or split are worked out by their flat numbers."""
 
     takes_flat = True
+
+    def applies(self, call: Call) -> bool:
+        return len(call.inputs) == 1 and call.target != "aten.view.dtype"
 
     def needs(self, call: Call, out: AnyRegion) -> tuple[AnyRegion, ...]:
         return (reshaped(out, call.inputs[0].shape),)
@@ -132,6 +135,9 @@ class Expand(Rule):
 class Concatenate(Rule):
     """Each input holds a range of the joined axis."""
 
+    def applies(self, call: Call) -> bool:
+        return all(len(spec.shape) == len(call.shape) for spec in call.inputs)
+
     def words(self, call: Call) -> tuple[Words, ...]:
         dim = positive(call.arguments()["dim"], len(call.shape))
         words: list[Words] = []
@@ -182,6 +188,9 @@ class Stack(Rule):
 
 class Slice(Rule):
     """``slice``, ``narrow``, ``select``, ``split``, ``chunk`` and ``unbind``: evenly spaced indices of one axis."""
+
+    def applies(self, call: Call) -> bool:
+        return len(call.inputs) == 1
 
     def words(self, call: Call) -> tuple[Words, ...]:
         dim, start, step, drops = self._place(call)
@@ -252,8 +261,11 @@ class Gather(Rule):
     """Any op of one value whose output elements are copies of input elements.
 
     Which ones is found by running the op on the input's own numbers, so nothing about it needs to be known; the price
-    is a table as large as the output, made when the plan is.
+    is a table as large as the output, made when the plan is. An op that fills in zeros does not apply.
     """
+
+    def applies(self, call: Call) -> bool:
+        return len(call.inputs) == 1 and bool((_sources(call, Region.whole(call.shape)) >= 0).all())
 
     def needs(self, call: Call, out: Region) -> tuple[AnyRegion, ...]:
         found = Indices.each(_sources(call, out).tolist())
@@ -277,8 +289,8 @@ class Gather(Rule):
 
 @lru_cache(maxsize=8)
 def _table(target: str, args: tuple[object, ...], shape: Shape) -> Tensor:
-    numbers = torch.arange(prod(shape), dtype=torch.float64).reshape(shape)
-    return operator(target)(numbers, *args).long()  # type: ignore[no-any-return]
+    numbers = torch.arange(1, prod(shape) + 1, dtype=torch.float64).reshape(shape)
+    return operator(target)(numbers, *args).long() - 1  # type: ignore[no-any-return]
 
 
 def _sources(call: Call, out: Region) -> Tensor:
@@ -295,6 +307,9 @@ class AnyPad(Rule):
 
     def __init__(self) -> None:
         self._constant, self._copies = Pad(), Gather()
+
+    def applies(self, call: Call) -> bool:
+        return self._rule(call).applies(call)
 
     def _rule(self, call: Call) -> Rule:
         return self._constant if call.arguments().get("mode", "constant") == "constant" else self._copies
@@ -324,6 +339,7 @@ def rules() -> dict[str, Rule]:
             name: cut
             for name in ("slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind")
         },
+        "repeat_interleave.self_int": gather,
         "cat": Concatenate(),
         "concat": Concatenate(),
         "stack": Stack(),
