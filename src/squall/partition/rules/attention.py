@@ -8,14 +8,13 @@ from torch import Tensor
 from squall.partition.call import Call
 from squall.partition.indices import Indices
 from squall.partition.masks import Draw
-from squall.partition.pieces import Frame
 from squall.partition.regions import AnyRegion, Region
-from squall.partition.rules.base import Kernel, Rule, Words, caller
+from squall.partition.rules.base import ExactRule, Kernel, Rule, Words, caller
 from squall.partition.rules.elementwise import broadcast, dropped
 from squall.partition.words import All, Same
 
 
-class Attention(Rule):
+class Attention(ExactRule):
     """``scaled_dot_product_attention``; inputs: query, key, value, perhaps a mask.
 
     A causal query needs only the keys up to its own place. Dropout's mask is a function of example, head, query and
@@ -43,9 +42,6 @@ class Attention(Rule):
         query, key, value, *mask = super().needs(call, out)
         seen = self._seen(call, out)
         return query, *(each.bounding().replace(len(call.shape) - 2, seen) for each in (key, value)), *mask
-
-    def frames(self, call: Call, out: Region) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
 
     def _seen(self, call: Call, out: Region) -> Indices:
         """The keys that some query of the region attends to."""

@@ -72,6 +72,16 @@ class Rule:
         return None
 
 
+class ExactRule(Rule):
+    """A rule whose kernel runs on exactly what is needed, whatever its shape: no edges, no axis that must be one range."""
+
+    def windows(self, call: Call) -> set[int]:
+        return set()
+
+    def frames(self, call: Call, out: Any) -> tuple[Frame, ...]:
+        return tuple(Frame.bare(need) for need in self.needs(call, out))
+
+
 def caller(call: Call, **changes: Any) -> Callable[[Sequence[Tensor]], Any]:
     """The call's op as a function of its tensors, with some arguments changed; made once, run often."""
     operation = operator(call.target)

@@ -12,16 +12,15 @@ from torch import Tensor
 
 from squall.partition.call import Call, Ref
 from squall.partition.masks import Draw
-from squall.partition.pieces import Frame
 from squall.partition.regions import AnyRegion, Region, nothing
-from squall.partition.rules.base import Kernel, Rule
+from squall.partition.rules.base import ExactRule, Kernel, Rule
 from squall.partition.rules.normalisation import Normalisation
 from squall.partition.stages import Stage, Stages
 
 VALUE, MEAN, VARIANCE = 0, 3, 4
 
 
-class TrainingBatchNorm(Rule):
+class TrainingBatchNorm(ExactRule):
     """Output 0 is `batch_norm` without running statistics; outputs 3 and 4 are statistics of their own features."""
 
     def applies(self, call: Call) -> bool:
@@ -36,12 +35,6 @@ class TrainingBatchNorm(Rule):
             found[0] = Region.whole(call.inputs[0].shape).replace(1, out.axes[0])
             found[_old(call)] = out
         return tuple(found)
-
-    def windows(self, call: Call) -> set[int]:
-        return set()
-
-    def frames(self, call: Call, out: Region) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
 
     def kernel(self, call: Call, out: Region) -> Kernel:
         if call.output == VALUE:

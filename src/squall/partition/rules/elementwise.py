@@ -7,9 +7,8 @@ from torch import Tensor
 
 from squall.partition.call import Call, TensorSpec
 from squall.partition.masks import Draw, keep_mask
-from squall.partition.pieces import Frame
 from squall.partition.regions import AnyRegion, FlatRegion, Region, Shape, nothing
-from squall.partition.rules.base import Kernel, Rule, Words, caller, dtype_of, listed
+from squall.partition.rules.base import ExactRule, Kernel, Rule, Words, caller, dtype_of, listed
 from squall.partition.words import All, Same
 
 # Activations, arithmetic, comparisons, casts and copies. All overloads of each name.
@@ -36,7 +35,7 @@ def broadcast(spec: TensorSpec, shape: Shape) -> Words:
     )
 
 
-class Elementwise(Rule):
+class Elementwise(ExactRule):
     """Every input has the output's shape, or broadcasts to it."""
 
     takes_flat = True
@@ -51,9 +50,6 @@ class Elementwise(Rule):
         if isinstance(out, FlatRegion):
             return tuple(_flat_need(spec, out) for spec in call.inputs)
         return super().needs(call, out)
-
-    def frames(self, call: Call, out: AnyRegion) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
 
     def kernel(self, call: Call, out: AnyRegion) -> Kernel:
         run = caller(call)
@@ -99,17 +95,11 @@ class Prelu(Rule):
         return broadcast(value, call.shape), per_channel
 
 
-class Like(Rule):
+class Like(ExactRule):
     """A constant of an input's shape: none of its values is needed."""
 
     def needs(self, call: Call, out: Region) -> tuple[AnyRegion, ...]:
         return tuple(nothing(spec.shape) for spec in call.inputs)
-
-    def windows(self, call: Call) -> set[int]:
-        return set()
-
-    def frames(self, call: Call, out: Region) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
 
     def kernel(self, call: Call, out: Region) -> Kernel:
         run = caller(call)
@@ -139,7 +129,7 @@ class Created(Rule):
         return made
 
 
-class Dropout(Rule):
+class Dropout(ExactRule):
     """Zeros elements with probability `p`, by a mask that does not depend on the cut (so it differs from torch's)."""
 
     takes_flat = True
@@ -149,9 +139,6 @@ class Dropout(Rule):
 
     def needs(self, call: Call, out: AnyRegion) -> tuple[AnyRegion, ...]:
         return (out,)
-
-    def frames(self, call: Call, out: AnyRegion) -> tuple[Frame, ...]:
-        return (Frame.bare(out),)
 
     def kernel(self, call: Call, out: AnyRegion) -> Kernel:
         named = call.arguments()

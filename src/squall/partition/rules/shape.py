@@ -10,7 +10,7 @@ from squall.partition.call import Call, Ref, operator
 from squall.partition.indices import Indices
 from squall.partition.pieces import Frame
 from squall.partition.regions import AnyRegion, FlatRegion, Region, Shape, flat_of, nothing, product_of
-from squall.partition.rules.base import Kernel, Rule, Words, listed, positive
+from squall.partition.rules.base import ExactRule, Kernel, Rule, Words, listed, positive
 from squall.partition.rules.elementwise import broadcast
 from squall.partition.words import Fixed, Same, Window, Word
 
@@ -22,7 +22,7 @@ GATHERS = listed("""
 """)
 
 
-class Reshape(Rule):
+class Reshape(ExactRule):
     """The row-major order stays. Axes that are merged or split are worked out by their flat numbers."""
 
     takes_flat = True
@@ -32,12 +32,6 @@ class Reshape(Rule):
 
     def needs(self, call: Call, out: AnyRegion) -> tuple[AnyRegion, ...]:
         return (reshaped(out, call.inputs[0].shape),)
-
-    def windows(self, call: Call) -> set[int]:
-        return set()
-
-    def frames(self, call: Call, out: AnyRegion) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
 
     def kernel(self, call: Call, out: AnyRegion) -> Kernel:
         sizes = out.sizes
@@ -132,7 +126,7 @@ class Expand(Rule):
         return lambda tensors, draw: tensors[index].expand(sizes)
 
 
-class Concatenate(Rule):
+class Concatenate(ExactRule):
     """Each input holds a range of the joined axis."""
 
     def applies(self, call: Call) -> bool:
@@ -148,12 +142,6 @@ class Concatenate(Rule):
             words.append(tuple(joined if at == dim else Same(at) for at in range(len(spec.shape))))
         return tuple(words)
 
-    def windows(self, call: Call) -> set[int]:
-        return set()
-
-    def frames(self, call: Call, out: Region) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
-
     def kernel(self, call: Call, out: Region) -> Kernel:
         dim = positive(call.arguments()["dim"], len(call.shape))
         asked = [at for at, need in enumerate(self.needs(call, out)) if not need.is_empty]
@@ -162,7 +150,7 @@ class Concatenate(Rule):
         return lambda tensors, draw: torch.cat([tensors[at] for at in asked], dim)
 
 
-class Stack(Rule):
+class Stack(ExactRule):
     """Each input is one index of the new axis."""
 
     def needs(self, call: Call, out: Region) -> tuple[AnyRegion, ...]:
@@ -174,19 +162,13 @@ class Stack(Rule):
             for at, spec in enumerate(call.inputs)
         )
 
-    def windows(self, call: Call) -> set[int]:
-        return set()
-
-    def frames(self, call: Call, out: Region) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
-
     def kernel(self, call: Call, out: Region) -> Kernel:
         dim = positive(call.arguments()["dim"], len(call.shape))
         asked = list(out.axes[dim])
         return lambda tensors, draw: torch.stack([tensors[at] for at in asked], dim)
 
 
-class Slice(Rule):
+class Slice(ExactRule):
     """``slice``, ``narrow``, ``select``, ``split``, ``chunk`` and ``unbind``: evenly spaced indices of one axis."""
 
     def applies(self, call: Call) -> bool:
@@ -205,12 +187,6 @@ class Slice(Rule):
             else:
                 words.append(Same(at - (drops and at > dim)))
         return (tuple(words),)
-
-    def windows(self, call: Call) -> set[int]:
-        return set()
-
-    def frames(self, call: Call, out: Region) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
 
     def kernel(self, call: Call, out: Region) -> Kernel:
         dim, _, _, drops = self._place(call)
@@ -257,7 +233,7 @@ def pads_before(call: Call) -> tuple[int, ...]:
     return tuple(amounts)
 
 
-class Gather(Rule):
+class Gather(ExactRule):
     """Any op of one value whose output elements are copies of input elements.
 
     Which ones is found by running the op on the input's own numbers, so nothing about it needs to be known; the price
@@ -272,12 +248,6 @@ class Gather(Rule):
         shape = call.inputs[0].shape
         axes = product_of(found, shape)
         return (FlatRegion(shape, found) if axes is None else Region(shape, axes),)
-
-    def windows(self, call: Call) -> set[int]:
-        return set()
-
-    def frames(self, call: Call, out: Region) -> tuple[Frame, ...]:
-        return tuple(Frame.bare(need) for need in self.needs(call, out))
 
     def kernel(self, call: Call, out: Region) -> Kernel:
         sources = _sources(call, out)
