@@ -46,6 +46,9 @@ def test_a_piece_that_is_the_frame_is_not_copied_and_a_part_of_it_is_a_view() ->
     part = Region.of((8, 4), (2, 5), (0, 4))
     view = Assembly(Frame.bare(part), part, [held])([tensor])
     assert same is tensor
+    assert Assembly(Frame.bare(held), held, [held]).hands_on
+    assert not Assembly(Frame.bare(part), part, [held]).hands_on
+    assert not Assembly(Frame(held, (1, 0), (0, 0)), held, [held]).hands_on
     assert view.data_ptr() == tensor[2:].data_ptr()
 
 

@@ -123,7 +123,13 @@ class Assembly:
         parts = [(at, each & frame.region) for at, each in enumerate(held)]
         parts = [(at, part) for at, part in parts if not part.is_empty]
         self._cuts = [(at, cutter(held[at], part)) for at, part in parts]
+        self._hands_on = list(held) == [frame.region] and not frame.is_padded
         self._run = self._plan([part for _, part in parts])
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether it gives back the one piece that it gets."""
+        return self._hands_on
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
         return self._run([cut(tensors[at]) for at, cut in self._cuts])

@@ -141,6 +141,8 @@ def _one_box(rule: Rule, call: Call, out: AnyRegion, held: Held) -> Local:
         Assembly(frame, need, regions, dtype_of(call, at)) for at, (frame, need, regions) in enumerate(read)
     ]
     kernel = rule.kernel(call, out)
+    if all(make.hands_on for make in assemblies):
+        return lambda tensors, draw: kernel([each[0] for each in tensors], draw)
 
     def run(tensors: Sequence[Sequence[Tensor]], draw: Draw) -> Tensor:
         return kernel([make(each) for make, each in zip(assemblies, tensors, strict=True)], draw)
