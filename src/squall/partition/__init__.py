@@ -1,0 +1,1 @@
+"""How one replica is cut over partitions: regions of values, and one rule for each op."""
