@@ -145,7 +145,9 @@ def _guards_noted(guards: list[tuple[str, str]]) -> Iterator[None]:
         return
 
     def noting(self: Any, prefix: str, guard: Any, *args: Any, **kwargs: Any) -> Any:
-        guards.append((str(guard), _line_of(_users_frame())))
+        line = _line_of(_users_frame())
+        if line:
+            guards.append((str(guard), line))
         return original(self, prefix, guard, *args, **kwargs)
 
     ShapeEnv._log_guard = noting  # type: ignore[method-assign]
@@ -160,6 +162,8 @@ def _users_frame() -> FrameType | None:
 
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_code is Wrapper.forward.__code__:
+            return None  # not in the model's code: beyond it comes who called us
         frame = frame.f_back
     return frame
 
@@ -193,7 +197,7 @@ def _told(error: Exception, model: nn.Module, guards: list[tuple[str, str]]) -> 
             module=module,
             line=where or line,
             reason=f"a batch size fixed by the code{f': it needs {condition}' if condition else ''}",
-            remedy=f"Take the size from the tensor (x.shape[0], -1), {way_on}.",
+            remedy=f"Take the size from the tensor, as x.shape[0] and not len(x), or -1 in view, {way_on}.",
         )
     return Untraceable(
         module=module,
