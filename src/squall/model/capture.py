@@ -8,12 +8,13 @@ itself: outputs, buffers and gradients on the example, outputs on a single examp
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from traceback import format_tb
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from squall.errors import ConfigError, ModelError
+from squall.errors import ConfigError, ModelError, users_line
 from squall.model.check import compare, outcome, seeded
 from squall.model.graph import Graph, Source
 from squall.model.lower import Builder, Lowering, Offence
@@ -190,13 +191,33 @@ class _Capture:
 
         The first run is not watched: what a module keeps from its first forward on is no change.
         """
-        self._forward(self.twin, self.tensors)
+        try:
+            self._forward(self.twin, self.tensors)
+        except Exception as error:
+            raise ModelError(
+                subject=f"model {type(self.model).__name__}",
+                expected="a forward that runs on the example",
+                got=f"{type(error).__name__}: {error} "
+                f"({users_line(''.join(format_tb(error.__traceback__)))})",
+            ) from error
         watcher = Watcher(self.twin)
         watcher.start()
         with calls_wrapped(self.twin, watcher.wrap):
             self._forward(self.twin, self.tensors)
         watcher.finish()
+        self._refuse_written_parameters()
         return watcher.reasons
+
+    def _refuse_written_parameters(self) -> None:
+        mine = dict(self.model.named_parameters())
+        for name, parameter in self.twin.named_parameters():
+            if not self.is_meta and not torch.equal(parameter, mine[name]):
+                raise ModelError(
+                    subject=f"parameter {name!r}",
+                    expected="a forward that leaves parameters as they are, since shards own them",
+                    got="one that writes to it",
+                    remedy="Constrain it in forward instead, as torch.nn.utils.parametrize does.",
+                )
 
     def _forward(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
         args, kwargs = self.arguments.build([tensor.detach().clone() for tensor in tensors])
@@ -215,7 +236,9 @@ class _Capture:
         calls = {key: shape.first for key, shape in shapes.items()}
         first = next(iter(program.graph.nodes)).meta["val"]
         builder = Builder(first.fake_mode, symbol)
-        lowering = Lowering(program, self.twin, calls, builder, self._input_names())
+        lowering = Lowering(
+            program, self.twin, calls, builder, self._input_names(), wrapper.assigned
+        )
         try:
             graph = lowering.run(training=self.training, notes=self._notes())
         except Offence as offence:

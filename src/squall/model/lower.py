@@ -88,11 +88,19 @@ class Builder:
         self._mode = fake_mode
         self._symbol = symbol
         self._detached: dict[int, int] = {}
+        self._grads: dict[Any, list[bool]] = {}
         self._names: dict[str, int] = {}
 
-    def outside(self, name: str, source: Source, fake: Tensor, aliases: tuple[str, ...] = ()) -> int:
+    def outside(
+        self,
+        name: str,
+        source: Source,
+        fake: Tensor,
+        aliases: tuple[str, ...] = (),
+        requires_grad: bool = False,
+    ) -> int:
         """A value that comes from outside."""
-        self.fakes.append(fake)
+        self.fakes.append(fake.detach())
         self.values.append(
             Value(
                 name=name,
@@ -100,35 +108,41 @@ class Builder:
                 aliases=aliases,
                 shape=self.sizes(fake.shape),
                 dtype=_dtype(fake),
-                requires_grad=fake.requires_grad,
+                requires_grad=requires_grad,
             )
         )
         return len(self.values) - 1
 
-    def emit(self, op: Any, *args: Any, unused: tuple[int, ...] = (), **kwargs: Any) -> list[int | None]:
+    def emit(
+        self,
+        op: Any,
+        *args: Any,
+        unused: tuple[int, ...] = (),
+        known: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> list[int | None]:
         """Append a call of an op; `Ref` stands for a value. Without gradients, its inputs are detached first.
 
         Args:
             unused: positions of outputs that are not kept as values.
+            known: its results without values, if they are known.
         """
         if not self.grad:
             args, kwargs = _map(self._without_grad, args), _map(self._without_grad, kwargs)
-        results = self._run(op, args, kwargs)
+        results, grads = self._run(op, args, kwargs, known)
         for at in unused:
             results[at] = None
-        return self._append(str(op), args, kwargs, results, _is_random(op, args, kwargs))
+        return self._append(str(op), args, kwargs, results, grads, _is_random(op, args, kwargs))
 
     def emit_opaque(self, call: OpaqueCall, args: tuple[Any, ...], results: list[Tensor]) -> list[int | None]:
         """Append a call of an opaque module, whose results without values are known."""
         if not self.grad:
             args = _map(self._without_grad, args)
         grad = any(self.values[ref.index].requires_grad for ref in refs_in(args))
-        floats = results[: len(call.outputs)]
-        results = [
-            fake.detach().requires_grad_(grad and at < len(floats) and fake.is_floating_point())
-            for at, fake in enumerate(results)
+        grads = [
+            grad and at < len(call.outputs) and fake.is_floating_point() for at, fake in enumerate(results)
         ]
-        return self._append(TARGET, args, {}, results, call.is_random)
+        return self._append(TARGET, args, {}, results, grads, call.is_random)
 
     def sizes(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(self.constant(size) for size in shape)
@@ -161,21 +175,49 @@ class Builder:
         if not isinstance(leaf, Ref) or not self.values[leaf.index].requires_grad:
             return leaf
         if leaf.index not in self._detached:
-            fake = self.fakes[leaf.index].detach()
-            made = self._append("aten.detach.default", (leaf,), {}, [fake], False)[0]
+            fake = self.fakes[leaf.index]
+            made = self._append("aten.detach.default", (leaf,), {}, [fake], [False], False)[0]
             assert made is not None
             self._detached[leaf.index] = made
         return Ref(self._detached[leaf.index])
 
-    def _run(self, op: Any, args: Any, kwargs: Any) -> list[Any]:
-        def fake(leaf: Any) -> Any:
-            return self.fakes[leaf.index] if isinstance(leaf, Ref) else leaf
+    def _run(
+        self, op: Any, args: Any, kwargs: Any, known: Sequence[Any] | None
+    ) -> tuple[list[Any], list[bool]]:
+        """An op's results without values, and which of them have a gradient.
 
-        with self._mode, torch.set_grad_enabled(True):
-            result = op(*_map(fake, args), **_map(fake, kwargs))
-        return list(result) if isinstance(result, tuple | list) else [result]
+        An op that was run before on arguments with and without gradients at the same places need not run again.
+        """
+        key = (op, repr(_map(self._grad_of, (args, kwargs))))
+        if known is None or key not in self._grads:
+            with self._mode, torch.enable_grad():
+                result = op(*_map(self._fake, args), **_map(self._fake, kwargs))
+            results = list(result) if isinstance(result, tuple | list) else [result]
+            self._grads[key] = [isinstance(r, Tensor) and r.requires_grad for r in results]
+            known = known or [r.detach() if isinstance(r, Tensor) else r for r in results]
+        return list(known), self._grads[key]
 
-    def _append(self, target: str, args: Any, kwargs: Any, results: list[Any], is_random: bool) -> list[Any]:
+    def _grad_of(self, leaf: Any) -> Any:
+        """What of an argument can decide whether a result has a gradient."""
+        if isinstance(leaf, Ref):
+            return self.values[leaf.index].requires_grad, self.values[leaf.index].dtype
+        return leaf if isinstance(leaf, torch.dtype | bool) else None
+
+    def _fake(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Ref):
+            return leaf
+        fake = self.fakes[leaf.index]
+        return fake.detach().requires_grad_() if self.values[leaf.index].requires_grad else fake
+
+    def _append(
+        self,
+        target: str,
+        args: Any,
+        kwargs: Any,
+        results: Sequence[Any],
+        grads: Sequence[bool],
+        is_random: bool,
+    ) -> list[Any]:
         name = self._name(target)
         outputs: list[int | None] = []
         for at, fake in enumerate(results):
@@ -190,7 +232,7 @@ class Builder:
                     source=Source.NODE,
                     shape=self.sizes(fake.shape),
                     dtype=_dtype(fake),
-                    requires_grad=fake.requires_grad,
+                    requires_grad=grads[at],
                 )
             )
         self.nodes.append(
@@ -222,6 +264,9 @@ class Lowering:
         program: what torch.export gave for a wrapper that holds the model as `PREFIX`.
         model: the stand-in that was traced, for the names of its tensors.
         calls: the opaque calls, by key.
+        input_names: of the tensors in the call, in order.
+        assigned: buffers that were set anew, whose values are the last outputs.
+        constants: afterwards, the tensors that are neither parameters nor buffers, by name.
     """
 
     program: ExportedProgram
@@ -229,6 +274,7 @@ class Lowering:
     calls: Mapping[str, OpaqueCall]
     builder: Builder
     input_names: Sequence[str]
+    assigned: Sequence[str] = ()
     constants: dict[str, Tensor] = field(default_factory=dict)
     _env: dict[FxNode, Any] = field(default_factory=dict)
     _storages: dict[int, Storage] = field(default_factory=dict)
@@ -245,11 +291,14 @@ class Lowering:
             for result, spec in zip(results, specs, strict=True)
             if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
         )
+        kept = len(outputs) - len(self.assigned)
+        mutations = dict(self._mutations())
+        mutations.update(zip(self.assigned, (ref.index for ref in outputs[kept:]), strict=True))
         graph = Graph(
             values=tuple(self.builder.values),
             nodes=tuple(self.builder.nodes),
-            outputs=outputs,
-            mutations=tuple(self._mutations()),
+            outputs=outputs[:kept],
+            mutations=tuple(mutations.items()),
             training=training,
             notes=notes,
         )
@@ -291,8 +340,8 @@ class Lowering:
             nodes = [by_target[f"{PREFIX}.{n}"] for n in (first, *others) if f"{PREFIX}.{n}" in by_target]
             if not nodes:  # a buffer that export does not see: nothing reads it
                 continue
-            fake = nodes[0].meta["val"].detach().requires_grad_(tensor.requires_grad)
-            traced = self._new(nodes[0], self.builder.outside(first, source, fake, tuple(others)))
+            fake, grad = nodes[0].meta["val"], tensor.requires_grad
+            traced = self._new(nodes[0], self.builder.outside(first, source, fake, tuple(others), grad))
             for other in nodes[1:]:
                 self._env[other] = traced
                 self._storages[_storage_of(other.meta["val"])] = traced.storage
@@ -360,8 +409,8 @@ class Lowering:
         if self._is_identity(call):
             self._env[node] = call.args[0]
             return
-        made = self._make(call)
         value = node.meta["val"]
+        made = self._make(call, [value] if isinstance(value, Tensor) else value)
         if isinstance(value, Tensor):
             self._env[node] = self._enter(value, made[0], call, 0)
         else:
@@ -379,8 +428,9 @@ class Lowering:
             return not self.builder.values[self._read(call.args[0])].requires_grad
         return call.op is aten.dropout.default and (call.args[2] is False or call.args[1] == 0)
 
-    def _make(self, call: Call) -> list[Any]:
-        return self.builder.emit(call.op, *_map(self._ref, call.args), **_map(self._ref, call.kwargs))
+    def _make(self, call: Call, known: Sequence[Any] | None = None) -> list[Any]:
+        args, kwargs = _map(self._ref, call.args), _map(self._ref, call.kwargs)
+        return self.builder.emit(call.op, *args, known=known, **kwargs)
 
     def _enter(self, fake: Tensor, value: int | None, call: Call, at: int) -> Traced:
         """A new traced tensor, a view if it lies in the memory of an argument."""

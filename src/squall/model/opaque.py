@@ -7,7 +7,8 @@ buffers; its outputs are the module's tensors and then its buffers after the cal
 What shapes come out is learned from example runs at two batch sizes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -85,25 +86,23 @@ class OpaqueCall:
     def bind(self, module: nn.Module) -> Callable[..., list[Tensor]]:
         """The op itself: ``(inputs, parameters, buffers)`` to the outputs and then the new buffers."""
         own = tuple(module.get_parameter(name) for name in self.parameters)
-        own_buffers = [module.get_buffer(name) for name in self.buffers]
 
         def run(
             key: str, inputs: Sequence[Tensor], parameters: Sequence[Tensor], buffers: Sequence[Tensor]
         ) -> list[Tensor]:
             args, kwargs = self.arguments.build(inputs)
-            written = [buffer.clone() for buffer in buffers]
-            if not written and all(a is b for a, b in zip(parameters, own, strict=True)):
-                result = module(*args, **kwargs)
-            else:
-                names = (*self.parameters, *self.buffers)
-                given = dict(zip(names, (*parameters, *written), strict=True))
-                result = torch.func.functional_call(module, given, args, kwargs)
+            with _buffers_lent(module, self.buffers, [buffer.clone() for buffer in buffers]) as after:
+                if all(a is b for a, b in zip(parameters, own, strict=True)):
+                    result = module(*args, **kwargs)
+                else:
+                    given = dict(zip(self.parameters, parameters, strict=True))
+                    result = torch.func.functional_call(module, given, args, kwargs)
+                written = after()
             tensors, structure = Structure.of(result)
             if structure != self.result:
                 raise self._changed()
             return [*tensors, *written]
 
-        del own_buffers
         return run
 
     def _changed(self) -> ModelError:
@@ -113,6 +112,25 @@ class OpaqueCall:
             got="another form",
             remedy="Let it return the same nesting of tensors for every batch.",
         )
+
+
+@contextmanager
+def _buffers_lent(
+    module: nn.Module, names: Sequence[str], tensors: Sequence[Tensor]
+) -> Iterator[Callable[[], list[Tensor]]]:
+    """While in the block the module has these buffers; what the block is given returns what became of them."""
+    places = []
+    for name in names:
+        path, _, last = name.rpartition(".")
+        places.append((module.get_submodule(path)._buffers, last))
+    own = [buffers[last] for buffers, last in places]
+    try:
+        for (buffers, last), tensor in zip(places, tensors, strict=True):
+            buffers[last] = tensor
+        yield lambda: [tensor for buffers, last in places if (tensor := buffers[last]) is not None]
+    finally:
+        for (buffers, last), tensor in zip(places, own, strict=True):
+            buffers[last] = tensor
 
 
 # What example runs show of opaque calls.

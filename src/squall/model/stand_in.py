@@ -1,8 +1,7 @@
-"""A copy of a model's Python objects that shares its parameters' memory, to try things on.
+"""A copy of a model to try things on.
 
 Capture runs the example through a model several times, wraps calls and sets modes; the caller's module sees none
-of it. Parameters are new objects over the same memory, without gradients and hooks; buffers have memory of their
-own, since a forward writes them.
+of it. Every tensor has memory of its own, since a forward may write to it, and neither gradient nor hooks.
 """
 
 import copy
@@ -69,7 +68,7 @@ def _tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 def _twin(tensor: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
-        twin: Tensor = nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+        twin: Tensor = nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
         vars(twin).update(vars(tensor))
         return twin
     return tensor.detach().clone().requires_grad_(tensor.requires_grad and tensor.is_leaf)

@@ -1,10 +1,11 @@
 """torch.export, asked for what capture needs, and its refusals in our words."""
 
+import io
 import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -35,14 +36,22 @@ class Wrapper(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Any, ...]:
         args, kwargs = self._arguments.build(tensors)
+        before = dict(self.model.named_buffers())
         leaves, structure = Structure.of(self.model(*args, **kwargs))
-        self._kept.result = structure
-        return tuple(leaves)
+        after = dict(self.model.named_buffers())
+        assigned = [name for name, buffer in before.items() if after.get(name) is not buffer]
+        self._kept.result, self._kept.assigned = structure, tuple(assigned)
+        return (*leaves, *(after[name] for name in assigned if name in after))
 
     @property
     def result(self) -> Structure:
         assert self._kept.result is not None
         return self._kept.result
+
+    @property
+    def assigned(self) -> tuple[str, ...]:
+        """Buffers that forward set anew, as in ``self.mean = ...``: their values follow the results."""
+        return self._kept.assigned
 
 
 @dataclass(slots=True)
@@ -50,6 +59,7 @@ class _Kept:
     """Outlives a trace: torch.export puts a module's own attributes back as they were."""
 
     result: Structure | None = None
+    assigned: tuple[str, ...] = ()
 
 
 class Untraceable(Exception):
@@ -95,6 +105,7 @@ def trace(
     try:
         with ExitStack() as stack:
             stack.enter_context(_quiet())
+            stack.enter_context(redirect_stdout(io.StringIO()))
             stack.enter_context(_guards_noted(guards))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -198,6 +209,13 @@ def _told(error: Exception, model: nn.Module, guards: list[tuple[str, str]]) -> 
             line=where or line,
             reason=f"a batch size fixed by the code{f': it needs {condition}' if condition else ''}",
             remedy=f"Take the size from the tensor, as x.shape[0] and not len(x), or -1 in view, {way_on}.",
+        )
+    if "fake tensor in the exported program" in text:
+        return Untraceable(
+            module=module,
+            line=line,
+            reason="a write behind autograd's back, as with .data",
+            remedy=f"Write within torch.no_grad() instead, {way_on}.",
         )
     return Untraceable(
         module=module,

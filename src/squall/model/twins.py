@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from squall.model.graph import Ref
+from squall.model.graph import Ref, Value
 
 aten = torch.ops.aten
 
@@ -15,6 +15,9 @@ class Emits(Protocol):
 
     @property
     def fakes(self) -> list[torch.Tensor]: ...
+
+    @property
+    def values(self) -> list[Value]: ...
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> list[int | None]: ...
 
@@ -86,7 +89,7 @@ def unwrite(
     """
     fake = builder.fakes[old]
     if op is aten.detach.default:
-        return None if fake.requires_grad else new  # its gradient is that of what it was before the write
+        return None if builder.values[old].requires_grad else new  # its gradient is that of what it was before the write
     if op in _SAME or (op in _MAYBE_SAME and fake.dtype == builder.fakes[new].dtype):
         return new
     if op in _RESHAPES:
