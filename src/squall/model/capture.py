@@ -6,6 +6,7 @@ itself: outputs, buffers and gradients on the example, outputs on a single examp
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from traceback import format_tb
@@ -170,6 +171,7 @@ class _Capture:
         self.dims, self.batch = _batch_of(self.tensors, batch_dims)
         self.twin = stand_in(model, training=training)
         self.opaque: dict[str, str] = {}
+        self.device: AbstractContextManager[Any] = nullcontext()
 
     def run(self, patterns: Sequence[str]) -> Captured:
         self.opaque = _asked_for(self.twin, patterns)
@@ -192,7 +194,7 @@ class _Capture:
         The first run is not watched: what a module keeps from its first forward on is no change.
         """
         try:
-            self._forward(self.twin, self.tensors)
+            self._first_forward()
         except Exception as error:
             raise ModelError(
                 subject=f"model {type(self.model).__name__}",
@@ -208,10 +210,19 @@ class _Capture:
         self._refuse_written_parameters()
         return watcher.reasons
 
+    def _first_forward(self) -> None:
+        if self.is_meta:
+            try:
+                self._forward(self.twin, self.tensors)
+                return
+            except RuntimeError:  # it makes tensors of its own: let them be on the meta device, too
+                self.device = torch.device("meta")
+        self._forward(self.twin, self.tensors)
+
     def _refuse_written_parameters(self) -> None:
         mine = dict(self.model.named_parameters())
         for name, parameter in self.twin.named_parameters():
-            if not self.is_meta and not torch.equal(parameter, mine[name]):
+            if parameter._version or not (self.is_meta or torch.equal(parameter, mine[name])):
                 raise ModelError(
                     subject=f"parameter {name!r}",
                     expected="a forward that leaves parameters as they are, since shards own them",
@@ -221,7 +232,7 @@ class _Capture:
 
     def _forward(self, model: nn.Module, tensors: Sequence[Tensor]) -> Any:
         args, kwargs = self.arguments.build([tensor.detach().clone() for tensor in tensors])
-        with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        with self.device, torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             return model(*args, **kwargs)
 
     def _tried(self) -> Captured | None:
@@ -229,7 +240,8 @@ class _Capture:
         shapes = self._opaque_shapes()
         wrapper = Wrapper(self.twin, self.arguments)
         try:
-            program, symbol = trace(wrapper, self.tensors, self.dims, Placeholders(shapes))
+            with self.device:
+                program, symbol = trace(wrapper, self.tensors, self.dims, Placeholders(shapes))
         except Untraceable as untraceable:
             self._keep_whole_if_possible(untraceable)
             return None

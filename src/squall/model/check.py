@@ -33,14 +33,12 @@ def outcome(outputs: Sequence[Any], leaves: dict[str, Tensor], buffers: dict[str
     """Weigh the outputs, alike on every call, and differentiate.
 
     Args:
-        leaves: parameters by name, of which gradients are wanted; none: no backward.
+        leaves: parameters by name, of which gradients are wanted; they get a `grad`. None: no backward.
     """
     floats = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
-    if not floats or not leaves:
-        return Outcome(tuple(outputs), dict.fromkeys(leaves), buffers)
-    weights = [_weights(output) for output in floats]
-    gradients = torch.autograd.grad(floats, list(leaves.values()), weights, allow_unused=True)
-    return Outcome(tuple(outputs), dict(zip(leaves, gradients, strict=True)), buffers)
+    if floats and leaves:
+        torch.autograd.backward(floats, [_weights(output) for output in floats])
+    return Outcome(tuple(outputs), {name: leaf.grad for name, leaf in leaves.items()}, buffers)
 
 
 def _weights(output: Tensor) -> Tensor:
@@ -81,7 +79,7 @@ def compare(graph: Graph, ours: Outcome, theirs: Outcome, *, batch: int, model: 
                 got=f"{difference}; {place}",
                 remedy="Something in it cannot be seen from outside, such as a hook on a tensor, a size taken "
                 "for fixed, or state kept elsewhere. Keep that module whole: opaque=('its.name',) or "
-                "squall.opaque(module).",
+                f"squall.opaque(module).{' Known: ' * bool(graph.notes)}{'; '.join(graph.notes)}",
             )
 
 

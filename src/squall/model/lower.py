@@ -157,7 +157,9 @@ class Builder:
             return Named("layout", str(leaf).removeprefix("torch."))
         if isinstance(leaf, torch.memory_format):
             return Named("memory_format", str(leaf).removeprefix("torch."))
-        return Named("device", str(leaf)) if isinstance(leaf, torch.device) else leaf
+        if isinstance(leaf, torch.device):
+            return Named("device", "cpu" if leaf.type == "meta" else str(leaf))
+        return leaf
 
     def _extent(self, number: Any) -> Any:
         found = extent_of(number, self._symbol)
@@ -351,6 +353,13 @@ class Lowering:
         name = target.removeprefix(f"{PREFIX}.")
         tensor = self.program.constants[target]
         assert isinstance(tensor, Tensor)
+        if tensor.is_meta:
+            raise ModelError(
+                subject=f"tensor {name!r} of a model on the meta device",
+                expected="values",
+                got="none: it is made on that device",
+                remedy="Give its device explicitly, or register it as a buffer, or build the model in memory.",
+            )
         self.constants[name] = tensor
         self._new(node, self.builder.outside(name, Source.CONSTANT, node.meta["val"]))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from squall.errors import ModelError
-from squall.model.stand_in import Call
+from squall.model.stand_in import Call, is_on_meta
 from squall.model.structure import Structure
 
 TARGET = "squall.opaque.default"
@@ -66,7 +66,7 @@ class OpaqueCall:
         outputs: its tensors on the example.
         num_inputs: how many input tensors.
         parameters, buffers: names within the module, each tensor once; the order in which the node takes them.
-        is_random: whether it drew from a random generator.
+        is_random: whether it drew from torch's generator, or might.
     """
 
     key: str
@@ -151,7 +151,8 @@ class Recorder:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             before = torch.default_generator.get_state()
             result = call(*args, **kwargs)
-            is_random = not torch.equal(before, torch.default_generator.get_state())
+            drew = not torch.equal(before, torch.default_generator.get_state())
+            is_random = drew or is_on_meta(module)  # without values nothing is drawn
             self.calls.append(self._describe(name, module, (args, kwargs), result, is_random))
             return result
 

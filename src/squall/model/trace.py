@@ -5,7 +5,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -106,6 +106,7 @@ def trace(
         with ExitStack() as stack:
             stack.enter_context(_quiet())
             stack.enter_context(redirect_stdout(io.StringIO()))
+            stack.enter_context(redirect_stderr(io.StringIO()))
             stack.enter_context(_guards_noted(guards))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.compiler.set_stance("force_eager"))
