@@ -74,7 +74,9 @@ def _overload_like(name: str, op: Any) -> Any:
 
 
 def _signature(op: Any) -> list[tuple[str, str]]:
-    return [(a.name, str(a.type)) for a in op._schema.arguments if a.name != "out"]
+    arguments = [a for a in op._schema.arguments if a.name != "out"]
+    # The first is called self here and input there.
+    return [("" if at == 0 else a.name, str(a.type)) for at, a in enumerate(arguments)]
 
 
 def unwrite(
