@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  as everybody calls it
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -235,7 +235,11 @@ class Siamese(nn.Module):
     def forward(self, pair: dict[str, Tensor], scale: float = 1.0) -> dict[str, Any]:
         left, right = (F.normalize(self.net(pair[side]), dim=-1) for side in ("left", "right"))
         similar = left @ right.t() * self.temperature * scale  # every example against every other
-        return {"similar": similar, "parts": [left, (right, None)], "mean": similar.sum() / left.shape[0] ** 2}
+        return {
+            "similar": similar,
+            "parts": [left, (right, None)],
+            "mean": similar.sum() / left.shape[0] ** 2,
+        }
 
 
 def pair(batch: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Is a captured graph what the model computes? Asked of the model itself, on the example."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Outcome:
     buffers: dict[str, Tensor]
 
 
-def outcome(outputs: Sequence[Any], leaves: dict[str, Tensor], buffers: dict[str, Tensor]) -> Outcome:
+def outcome(outputs: Sequence[Any], leaves: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> Outcome:
     """Weigh the outputs, alike on every call, and differentiate.
 
     Args:

@@ -6,8 +6,9 @@ model changes in place, its buffers, leaves the graph as an output (`Graph.mutat
 
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -214,8 +215,50 @@ def refs_in(argument: Any) -> Iterator[Ref]:
             yield from refs_in(part)
 
 
+def without_dead(graph: Graph) -> Graph:
+    """The graph without nodes whose results nobody reads; random ones stay, since they move the generator."""
+    needed = {index for _, index in graph.mutations} | {ref.index for ref in refs_in(graph.outputs)}
+    kept = []
+    for node in reversed(graph.nodes):
+        if node.is_random or needed.intersection(at for at in node.outputs if at is not None):
+            kept.append(node)
+            needed.update(node.inputs)
+    made = {at for node in kept for at in node.outputs}
+    live = [at for at, v in enumerate(graph.values) if v.source is not Source.NODE or at in made]
+    new = {old: at for at, old in enumerate(live)}
+
+    def moved(leaf: Any) -> Any:
+        return Ref(new[leaf.index]) if isinstance(leaf, Ref) else leaf
+
+    nodes = tuple(
+        replace(
+            node,
+            args=map_argument(moved, node.args),
+            kwargs=map_argument(moved, node.kwargs),
+            outputs=tuple(None if at is None else new[at] for at in node.outputs),
+        )
+        for node in reversed(kept)
+    )
+    return replace(
+        graph,
+        values=tuple(graph.values[at] for at in live),
+        nodes=nodes,
+        outputs=map_argument(moved, graph.outputs),
+        mutations=tuple((name, new[at]) for name, at in graph.mutations),
+    )
+
+
 _SIGNS = {"add": "+", "mul": "*", "floordiv": "//", "truediv": "/", "mod": "%", "pow": "**"}
 _CALLS = {"max": max, "min": min}
+_OPERATIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    **_CALLS,
+}
 
 
 def _number(form: Any, batch: int) -> int | float:
@@ -225,16 +268,8 @@ def _number(form: Any, batch: int) -> int | float:
         number: int | float = form
         return number
     name, left, right = form[0], _number(form[1], batch), _number(form[2], batch)
-    if name in _CALLS:
-        return _CALLS[name](left, right)
-    return {
-        "add": lambda: left + right,
-        "mul": lambda: left * right,
-        "floordiv": lambda: left // right,
-        "truediv": lambda: left / right,
-        "mod": lambda: left % right,
-        "pow": lambda: left**right,
-    }[name]()
+    result: int | float = _OPERATIONS[name](left, right)
+    return result
 
 
 def _text(form: Any, is_inner: bool = False) -> str:

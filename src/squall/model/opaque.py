@@ -125,8 +125,8 @@ def _buffers_lent(
         places.append((module.get_submodule(path)._buffers, last))
     own = [buffers[last] for buffers, last in places]
     try:
-        for (buffers, last), tensor in zip(places, tensors, strict=True):
-            buffers[last] = tensor
+        for (buffers, last), lent in zip(places, tensors, strict=True):
+            buffers[last] = lent
         yield lambda: [tensor for buffers, last in places if (tensor := buffers[last]) is not None]
     finally:
         for (buffers, last), tensor in zip(places, own, strict=True):

@@ -110,10 +110,11 @@ def _built(structure: Structure, leaves: Iterator[Any]) -> Any:
     return kind(parts)
 
 
-def _built_dataclass(kind: type, fields: dict[str, Any]) -> Any:
+def _built_dataclass(kind: Any, fields: dict[str, Any]) -> Any:
     if issubclass(kind, dict):  # such as the outputs of transformers, which fill themselves when made
         return kind(**fields)
-    made = object.__new__(kind)  # its own __post_init__ has run already, in forward
+    new: Any = object.__new__
+    made = new(kind)  # its own __post_init__ has run already, in forward
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made

@@ -62,7 +62,7 @@ class _Kept:
     assigned: tuple[str, ...] = ()
 
 
-class Untraceable(Exception):
+class Untraceable(Exception):  # noqa: N818  it becomes a ModelError or one more opaque module
     """torch.export could not trace the model.
 
     Attributes:
@@ -112,9 +112,7 @@ def trace(
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(placeholders)
             stack.enter_context(calls_wrapped(wrapper.model, placeholders.wrap))
-            program = torch.export.export(
-                wrapper, tuple(tensors), dynamic_shapes=(shapes,), strict=False
-            )
+            program = torch.export.export(wrapper, tuple(tensors), dynamic_shapes=(shapes,), strict=False)
     except ModelError:
         raise
     except Exception as error:
@@ -162,7 +160,7 @@ def _guards_noted(guards: list[tuple[str, str]]) -> Iterator[None]:
             guards.append((str(guard), line))
         return original(self, prefix, guard, *args, **kwargs)
 
-    ShapeEnv._log_guard = noting  # type: ignore[method-assign]
+    ShapeEnv._log_guard = noting  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
@@ -170,8 +168,6 @@ def _guards_noted(guards: list[tuple[str, str]]) -> Iterator[None]:
 
 
 def _users_frame() -> FrameType | None:
-    import sys
-
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_library(frame.f_code.co_filename):
         if frame.f_code is Wrapper.forward.__code__:
@@ -236,8 +232,6 @@ def _blamed(traceback: TracebackType | None, model: nn.Module) -> tuple[str, str
         if isinstance(owner, nn.Module) and id(owner) in names:
             module = names[id(owner)]
         if not is_library(frame.f_code.co_filename):
-            line = (
-                f'File "{frame.f_code.co_filename}", line {traceback.tb_lineno}, in {frame.f_code.co_name}'
-            )
+            line = f'File "{frame.f_code.co_filename}", line {traceback.tb_lineno}, in {frame.f_code.co_name}'
         traceback = traceback.tb_next
     return module, line

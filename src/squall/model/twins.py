@@ -91,7 +91,9 @@ def unwrite(
     """
     fake = builder.fakes[old]
     if op is aten.detach.default:
-        return None if builder.values[old].requires_grad else new  # its gradient is that of what it was before the write
+        return (
+            None if builder.values[old].requires_grad else new
+        )  # its gradient is that of what it was before the write
     if op in _SAME or (op in _MAYBE_SAME and fake.dtype == builder.fakes[new].dtype):
         return new
     if op in _RESHAPES:
