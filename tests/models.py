@@ -159,7 +159,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, blocks: int = 2, width: int = 16, vocabulary: int = 20) -> None:
+    def __init__(self, blocks: int = 1, width: int = 16, vocabulary: int = 20) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.randn(8, width) / 10)
@@ -179,7 +179,7 @@ class Encoder(nn.Module):
         super().__init__()
         layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
         self.embedding = nn.Embedding(20, 16)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
         self.query = nn.Parameter(torch.randn(1, 1, 16))
         self.out = nn.Linear(16, 3)

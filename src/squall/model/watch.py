@@ -109,6 +109,9 @@ def _generator_states() -> tuple[Any, ...]:
 def _state_of(module: nn.Module) -> dict[str, Any]:
     """Fingerprints of a module's attributes, and of what its class's code names outside itself."""
     state = {f"self.{key}": _print(value) for key, value in _own_attributes(module)}
+    for value in vars(module).values():
+        if isinstance(value, FunctionType):
+            state.update(_state_named_by(value))
     for kind in _users_classes(module):
         for key, value in vars(kind).items():
             if isinstance(value, FunctionType):
