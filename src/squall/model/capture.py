@@ -277,7 +277,8 @@ class _Capture:
         with seeded(), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             args, kwargs = self.arguments.build([tensor.detach().clone() for tensor in tensors])
             result = (call or model)(*args, **kwargs)
-            leaves, _ = Structure.of(result)
+            leaves, form = Structure.of(result)
+            leaves += [constant for _, constant in form.constants() if is_plain(constant)]
             buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
             return outcome(leaves, trained if with_gradients else {}, buffers)
 

@@ -19,7 +19,7 @@ class Outcome:
     """What one forward and backward gave.
 
     Attributes:
-        outputs: the tensors returned.
+        outputs: the tensors returned, and the plain constants beside them.
         gradients: of a fixed weighted sum of the outputs, by parameter; None where there is none.
         buffers: by name, as they are afterwards.
     """
@@ -84,6 +84,9 @@ def compare(graph: Graph, ours: Outcome, theirs: Outcome, *, batch: int, model: 
 
 
 def _pairs(graph: Graph, ours: Outcome, theirs: Outcome) -> Iterator[tuple[str, str, Any, Any]]:
+    if len(ours.outputs) != len(theirs.outputs):
+        yield "the number of results", "its form depends on the batch", len(ours.outputs), len(theirs.outputs)
+        return
     for at, (got, wanted) in enumerate(zip(ours.outputs, theirs.outputs, strict=True)):
         yield f"output {at}", _where(graph.nodes[-1] if graph.nodes else None), got, wanted
     for name, got in sorted(ours.buffers.items()):

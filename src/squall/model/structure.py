@@ -91,7 +91,7 @@ def _of_parts(kind: type, keys: tuple[Any, ...], parts: list[Any], leaves: list[
 
 
 def _built(structure: Structure, leaves: Iterator[Any]) -> Any:
-    kind = structure.kind
+    kind: Any = structure.kind
     if kind is None:
         return next(leaves)
     if kind is Constant:
@@ -113,8 +113,7 @@ def _built(structure: Structure, leaves: Iterator[Any]) -> Any:
 def _built_dataclass(kind: Any, fields: dict[str, Any]) -> Any:
     if issubclass(kind, dict):  # such as the outputs of transformers, which fill themselves when made
         return kind(**fields)
-    new: Any = object.__new__
-    made = new(kind)  # its own __post_init__ has run already, in forward
+    made = object.__new__(kind)  # its own __post_init__ has run already, in forward
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made
