@@ -90,6 +90,8 @@ DOING = {
 
 # The launcher hands code to its own child through a private pipe; nothing else may be unpickled.
 MAY_PICKLE = "cluster/payload.py"
+# It writes the source it compiles, from a graph captured in this process; see its first lines.
+MAY_COMPILE = ("model/straight.py", "exec")
 BANNED_MODULES = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 BANNED_CALLS = {"eval", "exec", "__import__"}
 BANNED_LOADS = {"torch": {"load"}, "numpy": {"load"}, "np": {"load"}}
@@ -182,4 +184,6 @@ def banned_in(file: Path) -> Iterator[str]:
             if node.attr in BANNED_LOADS.get(node.value.id, set()):
                 yield f"line {node.lineno}: {node.value.id}.{node.attr}"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BANNED_CALLS:
+            if (name_of(file), node.func.id) == MAY_COMPILE:
+                continue
             yield f"line {node.lineno}: {node.func.id}(...)"

@@ -29,6 +29,7 @@ _PUBLIC = {
     "Link": "squall.cluster.world",
     "TensorBoard": "squall.observe.loggers",
     "Source": "squall.data.source",
+    "opaque": "squall.model.opaque",
     "Progress": "squall.observe.events",
     "Evaluated": "squall.observe.events",
     "Joined": "squall.observe.events",
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from squall.errors import RunExistsError as RunExistsError
     from squall.errors import SquallError as SquallError
     from squall.errors import UserCodeError as UserCodeError
+    from squall.model.opaque import opaque as opaque
     from squall.observe.events import Checkpointed as Checkpointed
     from squall.observe.events import Ended as Ended
     from squall.observe.events import Evaluated as Evaluated

@@ -87,7 +87,7 @@ class UserCodeError(RunError):
     def of(cls, error: BaseException, *, role: str, step: str) -> "UserCodeError":
         """Describe an exception that the user's code raised."""
         frames = tracebacks.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if not _is_library(frame.filename)] or list(frames)
+        theirs = [frame for frame in frames if not is_library(frame.filename)] or list(frames)
         last = theirs[-1] if theirs else None
         line = (
             "no line is known"
@@ -139,10 +139,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def users_line(trace: str) -> str:
+    """The innermost line of the user's own in a printed traceback, as ``'File "model.py", line 12, in forward'``.
+
+    Of the last line if all are of libraries; "" if there is none.
+
+    >>> users_line('  File "model.py", line 3, in forward\\n    x = f(y)')
+    'File "model.py", line 3, in forward'
+    """
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    theirs = [frame for frame in frames if not is_library(frame.split('"')[1])]
+    return (theirs or frames or [""])[-1]
+
+
 _LIBRARIES = (f"{os.sep}squall{os.sep}", f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}")
 
 
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
+    """Whether a source file is ours, torch's or NumPy's; recipes count as the user's own."""
     return any(part in filename for part in _LIBRARIES) and f"{os.sep}recipes{os.sep}" not in filename
 
 

@@ -105,7 +105,7 @@ class ParameterSpace:
             ModelError: a parameter is uninitialised, on the meta device, sparse, or of a dtype that cannot be
                 trained; different parameters share memory; or there is nothing to train.
         """
-        _refuse_lazy(model)
+        refuse_lazy(model)
         groups = _trainable(model)
         if not groups:
             raise ModelError(
@@ -274,7 +274,8 @@ def _spec(names: Sequence[str], parameter: nn.Parameter) -> TensorSpec:
     )
 
 
-def _refuse_lazy(model: nn.Module) -> None:
+def refuse_lazy(model: nn.Module) -> None:
+    """Raise a ModelError that names a parameter or buffer whose shape is not known yet, if there is one."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise ModelError(
