@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from squall.cluster.zygote import Zygote
 from squall.errors import ConfigError
@@ -30,6 +30,8 @@ class Local:
     >>> Local(transport="auto").transport
     'auto'
     """
+
+    is_modelled: ClassVar[bool] = False
 
     transport: str = "auto"
     _zygote: Zygote | None = field(default=None, init=False, repr=False)

@@ -1,13 +1,17 @@
-"""One run in the calling thread: a `World` with real tensors, and the run around it."""
+"""One run in the calling thread: a `World`, with real tensors or without any, and the run around it."""
 
+import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
+from torch import nn
 
+from squall.cluster.accounts import Accounts
 from squall.cluster.arithmetic import TensorArithmetic
 from squall.cluster.faults import Fault
+from squall.cluster.protocol_only import ProtocolOnly
 from squall.cluster.world import NO_REPLICA, Pace, World
 from squall.coordinator.machine import Closed, CoordinatorEffect, CoordinatorMachine, Diverging, Report
 from squall.errors import DivergedError, LostError
@@ -22,14 +26,25 @@ class OneThread:
 
     Args:
         pace, faults, seed: of the `World`.
+        is_modelled: compute no gradient; the protocol alone runs.
     """
 
-    def __init__(self, execution: Execution, *, pace: Pace, faults: Sequence[Fault] = (), seed: int) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        *,
+        pace: Pace,
+        faults: Sequence[Fault] = (),
+        seed: int,
+        is_modelled: bool = False,
+    ) -> None:
         self._execution = execution
         self._prepared = prepared = execution.prepared
-        self._arithmetic = TensorArithmetic(execution)
+        self._accounts = accounts = Accounts(execution)
+        self._tensors = None if is_modelled else TensorArithmetic(execution, accounts)
         self._diverging: Diverging | None = None
-        self._evaluator = prepared.replicate() if prepared.evaluation is not None else None
+        is_evaluated = prepared.evaluation is not None and not is_modelled
+        self._evaluator = prepared.replicate() if is_evaluated else None
         layout = prepared.layout
         slices = [tuple(spec.slice for spec in layout.slices_of(shard)) for shard in range(layout.num_shards)]
         self._world = World(
@@ -51,10 +66,10 @@ class OneThread:
             slices=slices,
             num_replicas=prepared.job.replicas,
             loop=lambda: downpour(prepared.loop),
-            arithmetic=self._arithmetic,
+            arithmetic=self._tensors or ProtocolOnly(prepared.minibatches, accounts),
             tell=self._tell,
             pace=pace,
-            sizes=self._arithmetic.size_of,
+            sizes=accounts.size_of,
             faults=faults,
             seed=seed,
         )
@@ -65,22 +80,29 @@ class OneThread:
 
     def run(self) -> Ending:
         try:
-            why = self._world.run(may_go_on=self._may_go_on)
+            with garbage_left() if self._tensors is None else nullcontext():
+                why = self._world.run(may_go_on=self._may_go_on)
             if self._diverging is not None:
                 raise _diverged(self._execution, self._diverging)
             lost = LostError(reason="no replica is left: every one was killed") if why == NO_REPLICA else None
-            for shard, machine in enumerate(self._world.shards):
-                for effect in machine.handle(Save(name=self._execution.checkpoint)):
-                    self._arithmetic.store(shard, effect)
+            if self._tensors is not None:
+                self._save(self._tensors)
         finally:
-            self._arithmetic.close()
+            self._accounts.close()
+            if self._tensors is not None:
+                self._tensors.close()
         return Ending(
             why=why,
-            buffers=self._arithmetic.buffers(),
-            traffic=self._arithmetic.traffic.total(),
+            buffers={} if self._tensors is None else self._tensors.buffers(),
+            traffic=self._accounts.total_traffic(),
             minibatches=self._prepared.settled.num_minibatches,
             error=lost,
         )
+
+    def _save(self, tensors: TensorArithmetic) -> None:
+        for shard, machine in enumerate(self._world.shards):
+            for effect in machine.handle(Save(name=self._execution.checkpoint)):
+                tensors.store(shard, effect)
 
     def _may_go_on(self) -> str | None:
         now = self._execution.now()
@@ -99,29 +121,27 @@ class OneThread:
                     role=f"replica{replica}.0",
                     block=report.block,
                     examples=report.examples,
-                    loss_sum=report.loss_sum,
+                    loss_sum=None if self._tensors is None else report.loss_sum,
                     staleness=report.staleness,
                 )
-                if self._evaluator is not None and recorder.is_evaluation_due():
-                    self._evaluate()
+                if self._tensors is not None and self._evaluator is not None and recorder.is_evaluation_due():
+                    self._evaluate(self._tensors, self._evaluator)
             case Report(event=event):
                 recorder.happened(replace(event, time_s=now))
             case Diverging():
                 self._diverging = self._diverging or effect
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, tensors: TensorArithmetic, evaluator: nn.Module) -> None:
         evaluation = self._prepared.evaluation
-        assert self._evaluator is not None
         assert evaluation is not None
         recorder = self._execution.recorder
         progress = recorder.progress(self._execution.now())
-        vectors = self._arithmetic.vectors()
         versions = tuple(
             book.version for shard in self._world.shards for _, book in sorted(shard.books.items())
         )
-        values = evaluation.of_slices(self._evaluator, vectors, self._arithmetic.buffers())
+        values = evaluation.of_slices(evaluator, tensors.vectors(), tensors.buffers())
         if self._execution.best is not None:
-            self._execution.best.offer(values, self._evaluator, progress.minibatches)
+            self._execution.best.offer(values, evaluator, progress.minibatches)
         recorder.happened(
             Evaluated(
                 time_s=self._execution.now(),
@@ -137,6 +157,19 @@ def _diverged(execution: Execution, told: Diverging) -> DivergedError:
     tensors = execution.prepared.layout.space.tensors
     tensor = tensors[told.tensor].name if isinstance(told.tensor, int) else told.tensor
     return DivergedError(tensor=tensor, step=str(told.block), what=told.what)
+
+
+@contextmanager
+def garbage_left() -> Iterator[None]:
+    """Do not look for garbage meanwhile: among millions of small objects that takes long, and the protocol's own
+    are freed without."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager
