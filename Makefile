@@ -25,7 +25,7 @@ nightly: $(INSTALLED)  ## long grids, and faults planted into the deciders
 	$(TEST) -m nightly --timeout 3600
 	$(BIN)/python -m tests.simulated.mutants
 
-bench: $(INSTALLED)  ## every benchmark; each prints one JSON object
+bench: $(INSTALLED)  ## the short benchmarks, one JSON object each; python -m benchmarks.simulated has the long ones
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
 
 docs: $(INSTALLED)  ## write docs/protocol.md from the state tables

@@ -248,6 +248,30 @@ def test_odd_parameters_train_as_in_a_plain_loop(cluster: Any, rule: str) -> Non
     assert trained.tied.weight is trained.first.weight
 
 
+@pytest.mark.parametrize("cluster", CLUSTERS, indirect=True)
+def test_batch_norm_with_one_replica_equals_a_plain_loop_running_statistics_included(cluster: Any) -> None:
+    x, y = data(torch.float64)
+
+    def normalised() -> nn.Module:
+        torch.manual_seed(4)
+        return nn.Sequential(
+            nn.Linear(5, 8, bias=False),  # whose gradient would be rounding alone
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.Linear(8, 2, bias=False),
+            nn.BatchNorm1d(2, momentum=None),
+        ).double()
+
+    run = squall.fit(
+        normalised(), (x, y), steps=STEPS, batch_size=BATCH, replicas=1, shards=2, seed=SEED, cluster=cluster,
+        strategy=squall.Downpour(rule=squall.Adagrad(learning_rate=0.1)), threads=1, progress=False,
+    )  # fmt: skip
+    model = normalised()
+    plain_loop(model, torch.optim.Adagrad(model.parameters(), lr=0.1), x, y, STEPS)
+    assert model[1].num_batches_tracked == STEPS  # type: ignore[index]
+    assert difference(run, model) <= 1e-12
+
+
 def test_a_run_is_repeated_exactly_in_one_process() -> None:
     """B54"""
     x, y = data(torch.float32)

@@ -4,33 +4,28 @@ import torch
 from torch import Tensor
 
 from squall.blocks import BlockSet
-from squall.observe.ledger import LedgerWriter
+from squall.cluster.accounts import Accounts
 from squall.replica.compute import ReplicaCompute
 from squall.replica.downpour import Compute, Computed
 from squall.shard.events import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
-from squall.shard.records import ledger_row
 from squall.shard.store import shard_file, write_slices
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
-from squall.training.execution import Execution, TrafficCount
-from squall.wire.connection import CODEC
-from squall.wire.messages import Fetched, Message, Push, Pushed
+from squall.training.execution import Execution
 
 
 class TensorArithmetic:
     """Real tensors for every role of a `World`, in ordinary memory."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: Execution, accounts: Accounts) -> None:
         self._execution = execution
+        self._accounts = accounts
         self._prepared = prepared = execution.prepared
-        self.traffic = TrafficCount()
         directory = execution.directory
         self._shards: list[ShardTensors] = []
-        self._ledgers: list[LedgerWriter] = []
         self._recorders: list[PushRecorder] = []
         self._computes: dict[Worker, ReplicaCompute] = {}
         self._models: dict[int, torch.nn.Module] = {}
         self._left_buffers: dict[int, Tensor] = {}
-        self._fetching: set[tuple[str, str, int]] = set()  # pushes that ask for a fetch as well
         for shard in range(prepared.layout.num_shards):
             numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
             recorder = None
@@ -41,11 +36,8 @@ class TensorArithmetic:
                 self._recorders.append(recorder)
             states = [prepared.states[number] for number in numbers]
             self._shards.append(ShardTensors(states=states, rule=prepared.rule, recorder=recorder))
-            self._ledgers.append(LedgerWriter(directory.ledger / f"shard{shard}-{prepared.starts}.ledger"))
 
     def close(self) -> None:
-        for ledger in self._ledgers:
-            ledger.close()
         for recorder in self._recorders:
             recorder.close()
 
@@ -98,49 +90,25 @@ class TensorArithmetic:
         self._computes[worker].swap(buffer)
 
     def apply(self, shard: int, effect: Apply) -> Applied | NotFinite:
-        num_bytes = self._bytes_of(effect.slices)
-        self.traffic.add(_name(effect.sender), f"shard{shard}", num_bytes)
-        self.traffic.add(f"shard{shard}", _name(effect.sender), 0 if effect.push.into is None else num_bytes)
+        self._accounts.applied(shard, effect)
         return self._shards[shard].apply(effect)
 
     def write_out(self, shard: int, effect: WriteOut) -> None:
-        self.traffic.add(f"shard{shard}", _name(effect.to), self._bytes_of(effect.slices))
+        self._accounts.written_out(shard, effect)
         self._shards[shard].write_out(effect)
 
     def record(self, shard: int, row: Record, now: float) -> None:
-        time_s = self._execution.now()
-        self._ledgers[shard].append(ledger_row(shard, self._prepared.starts, row, time_s))
+        self._accounts.record(shard, row)
 
     def store(self, shard: int, effect: Store) -> None:
         folder = self._execution.directory.checkpoints / effect.name
         folder.mkdir(parents=True, exist_ok=True)
         if effect.books:
             write_slices(folder / shard_file(shard), list(self._shards[shard].states.values()), effect.books)
-        self._ledgers[shard].flush()
+        self._accounts.flush(shard)
         for recorder in self._recorders:
             recorder.flush()
         self._execution.checkpoints.saved(effect.name, f"shard{shard}")
-
-    def size_of(self, sender: str, receiver: str, message: Message) -> int:
-        """Bytes that a message stands for: its own and those of the tensors that go with it."""
-        num_bytes = len(CODEC.encode(message))
-        if isinstance(message, Push):
-            if message.into is not None:
-                self._fetching.add((sender, receiver, message.request))
-            return num_bytes + self._shard_bytes(receiver)
-        if isinstance(message, Fetched):
-            return num_bytes + self._shard_bytes(sender)
-        if isinstance(message, Pushed) and (receiver, sender, message.request) in self._fetching:
-            return num_bytes + self._shard_bytes(sender)
-        return num_bytes
-
-    def _shard_bytes(self, shard: str) -> int:
-        return sum(
-            spec.num_bytes for spec in self._prepared.layout.slices_of(int(shard.removeprefix("shard")))
-        )
-
-    def _bytes_of(self, slices: tuple[int, ...]) -> int:
-        return sum(self._prepared.layout.slices[number].num_bytes for number in slices)
 
 
 def _name(worker: Worker) -> str:

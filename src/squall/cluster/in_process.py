@@ -5,6 +5,7 @@ so that a run can be repeated exactly. Nothing is faster than a plain loop here.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from squall.cluster.one_thread import OneThread, threads_set
 from squall.cluster.world import Pace
@@ -22,6 +23,8 @@ class InProcess:
     >>> InProcess()
     InProcess()
     """
+
+    is_modelled: ClassVar[bool] = False
 
     def run(self, execution: Execution) -> Ending:
         with random_state_kept(), threads_set(execution.prepared.threads):

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from squall.cluster.tcp import TcpPlan
 from squall.cluster.zygote import Zygote
@@ -44,6 +44,8 @@ class Local:
     >>> Local(transport="tcp", bind="[::1]:0").bind
     '[::1]:0'
     """
+
+    is_modelled: ClassVar[bool] = False
 
     transport: str = "auto"
     bind: str = "127.0.0.1:0"

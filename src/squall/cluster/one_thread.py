@@ -1,14 +1,18 @@
-"""One run in the calling thread: a `World` with real tensors, and the run around it."""
+"""One run in the calling thread: a `World`, with real tensors or without any, and the run around it."""
 
+import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from squall.blocks import BlockSet
+from squall.cluster.accounts import Accounts
 from squall.cluster.arithmetic import TensorArithmetic
 from squall.cluster.faults import Fault
+from squall.cluster.protocol_only import ProtocolOnly
 from squall.cluster.world import NO_REPLICA, Pace, World
 from squall.coordinator.events import Closed, CoordinatorEffect, Cut, Diverging, Report
 from squall.coordinator.machine import CoordinatorMachine
@@ -25,14 +29,25 @@ class OneThread:
 
     Args:
         pace, faults, seed: of the `World`.
+        is_modelled: compute no gradient; the protocol alone runs.
     """
 
-    def __init__(self, execution: Execution, *, pace: Pace, faults: Sequence[Fault] = (), seed: int) -> None:
+    def __init__(
+        self,
+        execution: Execution,
+        *,
+        pace: Pace,
+        faults: Sequence[Fault] = (),
+        seed: int,
+        is_modelled: bool = False,
+    ) -> None:
         self._execution = execution
         self._prepared = prepared = execution.prepared
-        self._arithmetic = TensorArithmetic(execution)
+        self._accounts = accounts = Accounts(execution)
+        self._tensors = None if is_modelled else TensorArithmetic(execution, accounts)
         self._diverging: Diverging | None = None
-        self._evaluator = prepared.replicate() if prepared.evaluation is not None else None
+        is_evaluated = prepared.evaluation is not None and not is_modelled
+        self._evaluator = prepared.replicate() if is_evaluated else None
         layout = prepared.layout
         slices = [tuple(spec.slice for spec in layout.slices_of(shard)) for shard in range(layout.num_shards)]
         self._world = World(
@@ -55,10 +70,10 @@ class OneThread:
             slices=slices,
             num_replicas=prepared.job.replicas,
             loop=lambda: downpour(prepared.loop),
-            arithmetic=self._arithmetic,
+            arithmetic=self._tensors or ProtocolOnly(prepared.minibatches, accounts),
             tell=self._tell,
             pace=pace,
-            sizes=self._arithmetic.size_of,
+            sizes=accounts.size_of,
             faults=faults,
             seed=seed,
         )
@@ -69,27 +84,35 @@ class OneThread:
 
     def run(self) -> Ending:
         try:
-            why = self._world.run(may_go_on=self._may_go_on)
+            with garbage_left() if self._tensors is None else nullcontext():
+                why = self._world.run(may_go_on=self._may_go_on)
             if self._diverging is not None:
                 raise _diverged(self._execution, self._diverging)
             lost = LostError(reason="no replica is left: every one was killed") if why == NO_REPLICA else None
-            checkpoint = self._execution.checkpoints.new_name()
-            for shard, machine in enumerate(self._world.shards):
-                for effect in machine.handle(Save(name=checkpoint)):
-                    self._arithmetic.store(shard, effect)
+            settled = self._world.directs.settled
+            checkpoint = "" if self._tensors is None else self._save(self._tensors, settled)
         finally:
-            self._arithmetic.close()
-        settled = self._world.directs.settled
-        buffers = self._arithmetic.buffers(settled)
-        self._execution.checkpoints.reached(checkpoint, settled.blocks(), buffers, self._execution.now())
+            self._accounts.close()
+            if self._tensors is not None:
+                self._tensors.close()
         return Ending(
             why=why,
             checkpoint=checkpoint,
-            buffers=buffers,
-            traffic=self._arithmetic.traffic.total(),
+            buffers={} if self._tensors is None else self._tensors.buffers(settled),
+            traffic=self._accounts.total_traffic(),
             minibatches=settled.num_minibatches,
             error=lost,
         )
+
+    def _save(self, tensors: TensorArithmetic, settled: BlockSet) -> str:
+        """Write the checkpoint at the end of a run, and return its name."""
+        name = self._execution.checkpoints.new_name()
+        for shard, machine in enumerate(self._world.shards):
+            for effect in machine.handle(Save(name=name)):
+                tensors.store(shard, effect)
+        buffers = tensors.buffers(settled)
+        self._execution.checkpoints.reached(name, settled.blocks(), buffers, self._execution.now())
+        return name
 
     def _may_go_on(self) -> str | None:
         now = self._execution.now()
@@ -112,32 +135,30 @@ class OneThread:
                     role=f"replica{replica}.0",
                     block=report.block,
                     examples=report.examples,
-                    loss_sum=report.loss_sum,
+                    loss_sum=None if self._tensors is None else report.loss_sum,
                     staleness=report.staleness,
                 )
-                if self._evaluator is not None and recorder.is_evaluation_due():
-                    self._evaluate()
-            case Cut(name=name, settled=settled):
-                buffers = self._arithmetic.buffers(BlockSet.union(settled))
+                if self._tensors is not None and self._evaluator is not None and recorder.is_evaluation_due():
+                    self._evaluate(self._tensors, self._evaluator)
+            case Cut(name=name, settled=settled) if self._tensors is not None:
+                buffers = self._tensors.buffers(BlockSet.union(settled))
                 self._execution.checkpoints.reached(name, settled, buffers, now)
             case Report(event=event):
                 recorder.happened(replace(event, time_s=now))
             case Diverging():
                 self._diverging = self._diverging or effect
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, tensors: TensorArithmetic, evaluator: nn.Module) -> None:
         evaluation = self._prepared.evaluation
-        assert self._evaluator is not None
         assert evaluation is not None
         recorder = self._execution.recorder
         progress = recorder.progress(self._execution.now())
-        vectors = self._arithmetic.vectors()
         versions = tuple(
             book.version for shard in self._world.shards for _, book in sorted(shard.books.items())
         )
-        values = evaluation.of_slices(self._evaluator, vectors, self._arithmetic.buffers())
+        values = evaluation.of_slices(evaluator, tensors.vectors(), tensors.buffers())
         if self._execution.best is not None:
-            self._execution.best.offer(values, self._evaluator, progress.minibatches)
+            self._execution.best.offer(values, evaluator, progress.minibatches)
         recorder.happened(
             Evaluated(
                 time_s=self._execution.now(),
@@ -153,6 +174,19 @@ def _diverged(execution: Execution, told: Diverging) -> DivergedError:
     tensors = execution.prepared.layout.space.tensors
     tensor = tensors[told.tensor].name if isinstance(told.tensor, int) else told.tensor
     return DivergedError(tensor=tensor, step=str(told.block), what=told.what)
+
+
+@contextmanager
+def garbage_left() -> Iterator[None]:
+    """Do not look for garbage meanwhile: among millions of small objects that takes long, and the protocol's own
+    are freed without."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""A cluster in virtual time: many replicas of stated speeds and links on one core, with real gradients.
+"""A cluster in virtual time: many replicas of stated speeds and links on one core.
 
 The protocol is the one that real processes run; only time is made up. So staleness, loss against steps and the
-ledger are those of such a cluster; seconds are as true as the speeds and links that were stated.
+ledger are those of such a cluster; seconds are as true as the speeds and links that were stated. Gradients are real,
+or, for replicas by the ten thousand, left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ class Simulated:
             ``{("replica2.0", "shard*"): Link(latency_s=0.1, bytes_per_s=1e6), ("*", "*"): Link()}``.
         faults: in the fault language of `squall.cluster.faults`, as text or parsed.
         apply_s: seconds that a shard takes for one update.
+        compute: "real": every gradient is computed. "modelled": none is, and no replica has a tensor; minibatches take
+            their time, so the run has its ledger, staleness and virtual seconds, but no losses and no trained model.
 
     >>> Simulated(seed=1, speeds=(10.0, 1.0)).speeds
     (10.0, 1.0)
@@ -38,6 +41,7 @@ class Simulated:
     links: Link | Mapping[tuple[str, str], Link] = field(default_factory=Link)
     faults: str | Sequence[Fault] = ()
     apply_s: float = 0.0
+    compute: str = "real"
 
     def __post_init__(self) -> None:
         speeds = (self.speeds,) if isinstance(self.speeds, int | float) else tuple(self.speeds)
@@ -53,9 +57,17 @@ class Simulated:
                 expected="numbers of at least 0",
                 got=f"{self.jitter}, {self.apply_s}",
             )
+        if self.compute not in ("real", "modelled"):
+            raise ConfigError(
+                subject="Simulated(compute=)", expected="'real' or 'modelled'", got=repr(self.compute)
+            )
         object.__setattr__(self, "speeds", speeds)
         if isinstance(self.faults, str):
             object.__setattr__(self, "faults", parse(self.faults))
+
+    @property
+    def is_modelled(self) -> bool:
+        return self.compute == "modelled"
 
     def run(self, execution: Execution) -> Ending:
         assert not isinstance(self.faults, str)
@@ -66,6 +78,8 @@ class Simulated:
             apply_s=self.apply_s,
         )
         with random_state_kept(), threads_set(execution.prepared.threads):
-            run = OneThread(execution, pace=pace, faults=self.faults, seed=self.seed)
+            run = OneThread(
+                execution, pace=pace, faults=self.faults, seed=self.seed, is_modelled=self.is_modelled
+            )
             execution.clock.follow(run.virtual_now)
             return run.run()

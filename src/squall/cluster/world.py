@@ -102,6 +102,8 @@ class Links:
     special: Mapping[tuple[str, str], Link] = field(default_factory=dict)
 
     def of(self, one: str, other: str) -> Link:
+        if not self.special:
+            return self.usual
         for (first, second), link in self.special.items():
             if (fnmatchcase(one, first) and fnmatchcase(other, second)) or (
                 fnmatchcase(other, first) and fnmatchcase(one, second)
@@ -194,6 +196,7 @@ class World:
         self._delays = [fault for fault in faults if isinstance(fault, Delay)]
         self._cuts = [fault for fault in faults if isinstance(fault, Cut)]
         self._upsets = [fault for fault in faults if isinstance(fault, Kill | Pause)]
+        self._is_disturbed = bool(self._drops or self._duplicates or self._delays or self._cuts)
 
     # Time -----------------------------------------------------------------------------------------------
 
@@ -237,10 +240,11 @@ class World:
     def _pass(self) -> None:
         """Let time pass until the next event, and have it happen."""
         time, _, name, act = heapq.heappop(self._heap)
-        if (resumes := self._paused.get(name, 0.0)) > time:
+        if self._paused and (resumes := self._paused.get(name, 0.0)) > time:
             self._at(resumes - self.now, name, act)
             return
-        self.now = max(self.now, time)
+        if time > self.now:
+            self.now = time
         act()
 
     def _at(self, after_s: float, name: str, act: Callable[[], None]) -> None:
@@ -377,7 +381,7 @@ class World:
         name = _name(worker)
         step = self._steps[name] = self._steps.get(name, -1) + 1
         for upset in self._upsets:
-            if name in self._named(upset.role) and self._strikes(upset, step):
+            if _is_named(name, upset.role) and self._strikes(upset, step):
                 self._upset(name, upset)
         if self.workers.get(worker.replica) != worker:
             return
@@ -431,6 +435,9 @@ class World:
     def _send(
         self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]
     ) -> None:
+        if not self._is_disturbed:
+            self._at(self._transfer(sender, receiver, message), receiver, arrive)
+            return
         kind = _KIND[type(message)]
         if self._is_cut(sender, receiver):
             return
@@ -448,7 +455,9 @@ class World:
     def _transfer(self, sender: str, receiver: str, message: messages.Message) -> float:
         """Seconds until a link has passed on this message, behind what it is passing on already."""
         link = self._pace.links.of(sender, receiver)
-        num_bytes = self._sizes(sender, receiver, message) if link.bytes_per_s != float("inf") else 0
+        if link.bytes_per_s == float("inf"):
+            return link.latency_s
+        num_bytes = self._sizes(sender, receiver, message)
         free = max(self.now, self._free_at.get((sender, receiver), 0.0)) + num_bytes / link.bytes_per_s
         self._free_at[sender, receiver] = free
         return free - self.now + link.latency_s
@@ -462,13 +471,18 @@ class World:
     def _is_cut(self, sender: str, receiver: str) -> bool:
         return any(
             fault.when.seconds <= self.now < fault.when.seconds + fault.seconds
-            and {sender, receiver} <= {*self._named(fault.one), *self._named(fault.other)}
+            and all(_is_named(name, fault.one) or _is_named(name, fault.other) for name in (sender, receiver))
             for fault in self._cuts
         )
 
 
 def _name(worker: Worker) -> str:
     return f"replica{worker.replica}"
+
+
+def _is_named(name: str, role: str) -> bool:
+    """Whether a role's name is the one said, or of the kind said."""
+    return name == role or name.rstrip("0123456789") == role
 
 
 _KIND: dict[type, str] = {

@@ -1,5 +1,7 @@
 """The bound on staleness, kept by starting blocks later."""
 
+from collections import OrderedDict
+
 from squall.blocks import Block
 
 
@@ -14,12 +16,13 @@ class StalenessGate:
     def __init__(self, bound: int | None) -> None:
         self._bound = bound
         self._completed = 0
-        self._out: dict[Block, int] = {}  # what was completed when it was first granted
+        # What was completed when it was first granted; the first of them has been out the longest.
+        self._out: OrderedDict[Block, int] = OrderedDict()
 
     def may_start(self, block: Block) -> bool:
         if self._bound is None or block in self._out:
             return True  # a second holder of a block adds no update: it is applied once
-        oldest = min(self._out.values(), default=self._completed)
+        oldest = next(iter(self._out.values()), self._completed)
         return self._completed - oldest + len(self._out) <= self._bound
 
     def granted(self, block: Block) -> None:

@@ -4,9 +4,10 @@ It hands out blocks as leases, takes them back from replicas that are lost or ov
 nobody can compute, holds the shards still for a checkpoint, and says when a stage is over. It never sees a parameter, a gradient or an example.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from heapq import heappop, heappush
 from statistics import median
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from squall.coordinator.events import (
 )
 from squall.coordinator.gate import StalenessGate
 from squall.coordinator.hold import Holds, Stage
+from squall.coordinator.line import WaitingLine
 from squall.coordinator.members import Member, Patience
 from squall.coordinator.work import Rhythm, WorkPlan
 from squall.machines import Machine
@@ -154,12 +156,15 @@ class CoordinatorMachine(Machine):
         self._rhythm = rhythm
         self._holds = Holds(num_shards, self._patience.hold_s)
         self._stop_asked: Stop | None = None  # and put off
-        self._lost_early: set[int] = set()  # before the start, which does not wait for them
+        self._awaited = set(range(num_replicas))  # by the start: expected, not lost, and not heard of
         self._leaving_since = 0.0
         self._fresh: Iterator[Block] = plan.blocks(settled)
         self._next_fresh: Block | None = next(self._fresh, None)
-        self._returned: deque[Block] = deque()  # taken back, to be handed out again
-        self._attempts: dict[Block, int] = {}  # of blocks that are not settled
+        self._line = WaitingLine()
+        self._lowest: list[int] = []  # a heap of replicas; who has gone or is overdue is dropped at the top
+        self._returned: OrderedDict[Block, None] = OrderedDict()  # taken back, to be handed out again
+        self._leased: set[Block] = set()  # that a member holds; no block has two holders
+        self._attempts: dict[Block, int] = {}  # of blocks handed out and not settled
         self._why_again: dict[Block, str] = {}
         self._not_finite: dict[Block, list[int]] = {}  # who found a block not finite
         self._tensor: dict[Block, str] = {}
@@ -204,7 +209,9 @@ class CoordinatorMachine(Machine):
             assert self.settled.cover(block) is Cover.DISJOINT, "a settled block is not handed out again"
         for block in open_blocks:
             assert self._attempts.get(block, 0) >= 1 or self.settled.cover(block) is Cover.CONTAINED
-        assert len(set(self._returned)) == len(self._returned), "a block waits at most once"
+        assert len(open_blocks) == len(self._leased) == len(self._leased & set(open_blocks)), "one holder"
+        assert set(self._attempts) <= {*self._leased, *self._returned, *self._settling}, "no block is lost"
+        assert not self._leased & set(self._returned)
         assert self.phase is not Phase.ENDED or not self.members
         for block in self.refused:
             assert self.settled.cover(block) is Cover.CONTAINED
@@ -223,7 +230,9 @@ class CoordinatorMachine(Machine):
         if known is not None:
             effects = self._lose(known, event.now, "replaced by a later start")
         self.members[event.replica] = Member(event.replica, event.incarnation, event.now)
-        self._lost_early.discard(event.replica)
+        heappush(self._lowest, event.replica)
+        if self.phase is Phase.STARTING and event.replica < self.num_replicas:
+            self._awaited.add(event.replica)
         joined = JoinedRun(time_s=event.now, role=f"replica{event.replica}", incarnation=event.incarnation)
         return (*effects, Report(event=joined), *self._go_on(event.now))
 
@@ -254,23 +263,28 @@ class CoordinatorMachine(Machine):
 
     def _lose(self, member: Member, now: float, why: str) -> tuple[CoordinatorEffect, ...]:
         """Take the blocks back of a member that is gone before the end."""
-        if self.phase is Phase.STARTING:
-            self._lost_early.add(member.replica)
+        self._awaited.discard(member.replica)
         self._drop(member, why)
         return (Report(event=LeftRun(time_s=now, role=member.name, why=why)),)
 
     def _drop(self, member: Member, why: str) -> None:
         """Forget a member and take its blocks back."""
         del self.members[member.replica]
-        for block in member.leases:
-            self._take_back(block, f"{member.name}: {why}")
+        self._take_all_back(member, f"{member.name}: {why}")
+
+    def _take_all_back(self, member: Member, why: str) -> None:
+        blocks = list(member.leases)
+        member.leases.clear()
+        self._leased.difference_update(blocks)
+        for block in blocks:
+            self._take_back(block, why)
 
     def _take_back(self, block: Block, why: str) -> None:
         if self.settled.cover(block) is not Cover.DISJOINT or block in self._settling:
             return
-        if block in self._returned or any(block in member.leases for member in self.members.values()):
+        if block in self._returned or block in self._leased:
             return
-        self._returned.append(block)
+        self._returned[block] = None
         self._why_again[block] = why
 
     # Asking and granting --------------------------------------------------------------------------------
@@ -288,18 +302,26 @@ class CoordinatorMachine(Machine):
         effects: tuple[CoordinatorEffect, ...] = ()
         if ask.finished is not None:
             effects = self._finished(member, ask.finished, event.now)
+        self._awaited.discard(member.replica)
         member.heard = event.now
-        member.is_overdue = False
         self._turns += 1
         member.parked.append((self._turns, ask.request))
+        self._heard_again(member)
+        self._line.take_place(member)
         return effects + self._go_on(event.now, asked_now=(member, ask.request))
 
     def _asked_again(self, member: Member, request: int, now: float) -> tuple[CoordinatorEffect, ...]:
         """A resend: its sender lives, and may not have had the answer."""
-        member.is_overdue = False
+        self._heard_again(member)
         reply = member.replies.get(request)
         answered = () if reply is None else (self._send(member, reply),)
         return answered + self._go_on(now)
+
+    def _heard_again(self, member: Member) -> None:
+        if member.is_overdue:
+            member.is_overdue = False
+            heappush(self._lowest, member.replica)
+            self._line.take_place(member)
 
     def _remember(self, member: Member, request: int) -> None:
         member.newest = max(member.newest, request)
@@ -321,12 +343,14 @@ class CoordinatorMachine(Machine):
             granted = self._grant(now, asked_now)
             return granted + self._begin_hold(now) + self._stop_at_rest() + self._end_if_done(now)
         if self.phase is Phase.LEAVING:
-            return self._dismiss() + self._end_if_empty()
+            asking = () if asked_now is None else asked_now[:1]  # all others were dismissed when this began
+            return self._dismiss(asking) + self._end_if_empty()
         return ()
 
     def _all_have_asked(self) -> bool:
-        expected = set(range(self.num_replicas)) - self._lost_early
-        return bool(expected) and all(self._has_asked(replica) for replica in expected)
+        return not self._awaited and any(
+            replica < self.num_replicas and member.newest > 0 for replica, member in self.members.items()
+        )
 
     def _start(self, now: float) -> None:
         self.phase = Phase.RUNNING
@@ -335,46 +359,64 @@ class CoordinatorMachine(Machine):
 
     def _grant(self, now: float, asked_now: tuple[Member, int] | None) -> tuple[CoordinatorEffect, ...]:
         effects: list[CoordinatorEffect] = []
-        progress = True
-        while progress:
-            progress = False
-            asking = [member for member in self.members.values() if member.parked and not member.is_overdue]
-            for member in sorted(asking, key=lambda member: (len(member.leases), member.parked[0])):
-                if (block := self._choose(member)) is None:
-                    continue
-                _, request = member.parked.popleft()
-                is_idle = not member.leases and (asked_now is None or asked_now != (member, request))
-                effects.extend(self._lease(member, request, block, now, refresh=is_idle))
-                progress = True
+        while granted := self._grant_round(now, asked_now):
+            effects.extend(granted)
         return tuple(effects)
+
+    def _grant_round(self, now: float, asked_now: tuple[Member, int] | None) -> list[CoordinatorEffect]:
+        """Grant a lease to each member that waits, in the order of their line, as long as there is a block."""
+        effects: list[CoordinatorEffect] = []
+        met: list[Member] = []
+        while self._has_work() and (member := self._next_waiting(met)) is not None:
+            met.append(member)
+            if (block := self._choose(member)) is None:
+                continue
+            _, request = member.parked.popleft()
+            is_idle = not member.leases and (asked_now is None or asked_now != (member, request))
+            effects.extend(self._lease(member, request, block, now, refresh=is_idle))
+        for member in met:
+            self._line.take_place(member)
+        return effects
+
+    def _next_waiting(self, met: list[Member]) -> Member | None:
+        if self._warm_left == 0:
+            return self._line.pop(self.members)
+        alone = self._warm_member()
+        return alone if alone is not None and alone.parked and not met else None
+
+    def _has_work(self) -> bool:
+        """There is a block that some member might have."""
+        return bool(self._returned) or self._fresh_block() is not None
+
+    def _fresh_block(self) -> Block | None:
+        """The next block that nobody has had, if it may be handed out now."""
+        is_warm_over = self._warm_left == 0 or self._handed_out < self.plan.warm_start
+        fresh = self._next_fresh
+        if fresh is None or not is_warm_over or self._is_resting() or not self._gate.may_start(fresh):
+            return None
+        return fresh
 
     def _choose(self, member: Member) -> Block | None:
         """The next block for this member: one that came back, else a fresh one."""
-        if self._warm_left > 0 and member is not self._warm_member():
-            return None
         for block in self._returned:
             may_try = member.replica not in self._not_finite.get(block, ()) or self._is_alone(member)
             if may_try and self._gate.may_start(block):
-                self._returned.remove(block)
+                del self._returned[block]
                 return block
-        fresh = self._next_fresh
-        if (
-            fresh is None
-            or not self._gate.may_start(fresh)
-            or self._is_resting()
-            or (self._warm_left > 0 and self._handed_out >= self.plan.warm_start)
-        ):
-            return None
-        self._next_fresh = next(self._fresh, None)
-        self._handed_out += 1
-        self._handed_out_minibatches += fresh.num_minibatches
+        if (fresh := self._fresh_block()) is not None:
+            self._next_fresh = next(self._fresh, None)
+            self._handed_out += 1
+            self._handed_out_minibatches += fresh.num_minibatches
         return fresh
 
     def _warm_member(self) -> Member | None:
         """Who works alone during a warm start: the lowest that is not overdue."""
-        return min(
-            (m for m in self.members.values() if not m.is_overdue), key=lambda m: m.replica, default=None
-        )
+        while self._lowest:
+            member = self.members.get(self._lowest[0])
+            if member is not None and not member.is_overdue:
+                return member
+            heappop(self._lowest)
+        return None
 
     def _is_alone(self, member: Member) -> bool:
         """No other replica could take over what this one could not compute."""
@@ -389,6 +431,7 @@ class CoordinatorMachine(Machine):
         if not member.leases:
             member.heard = now
         member.leases[block] = attempt
+        self._leased.add(block)
         self._gate.granted(block)
         lease = Lease(request=request, block=block, attempt=attempt, refresh=refresh)
         member.replies[request] = lease
@@ -404,6 +447,7 @@ class CoordinatorMachine(Machine):
     def _finished(self, member: Member, report: Finished, now: float) -> tuple[CoordinatorEffect, ...]:
         block = report.block
         if member.leases.pop(block, None) is not None:
+            self._leased.discard(block)
             member.durations.append(now - member.heard)
         if self.settled.cover(block) is not Cover.DISJOINT or block in self._settling:
             return ()
@@ -425,8 +469,7 @@ class CoordinatorMachine(Machine):
         block = report.block
         self.settled.add(block)
         self._gate.settled(block, is_applied=True)
-        if block in self._returned:
-            self._returned.remove(block)
+        self._returned.pop(block, None)
         self._refusals_in_a_row = 0
         self._warm_left = max(0, self._warm_left - 1)
         member.good_in_a_row += 1
@@ -459,8 +502,7 @@ class CoordinatorMachine(Machine):
 
     def _settle(self, block: Block, now: float) -> tuple[CoordinatorEffect, ...]:
         """Nobody can compute this block: have every shard keep it as refused."""
-        if block in self._returned:
-            self._returned.remove(block)
+        self._returned.pop(block, None)
         self._requests += 1
         self._settle_requests[block] = self._requests
         self._settling[block] = set(range(self.num_shards))
@@ -524,7 +566,7 @@ class CoordinatorMachine(Machine):
     def _begin_hold(self, now: float) -> tuple[CoordinatorEffect, ...]:
         if self._settling or not self._holds.may_begin(now, self.settled):
             return ()
-        if self._rhythm is not None and (not self._is_resting() or self._has_open()):
+        if self._rhythm is not None and (not self._is_resting() or self._attempts):
             return ()
         return self._holds.begin(now)
 
@@ -582,24 +624,12 @@ class CoordinatorMachine(Machine):
     def _overdue(self, member: Member, now: float) -> None:
         """Hand its blocks to others; it stays a member and may be heard of again."""
         member.is_overdue = True
-        blocks = list(member.leases)
-        member.leases.clear()
-        for block in blocks:
-            self._take_back(block, f"{member.name} has been silent for {now - member.heard:.0f} s")
+        self._take_all_back(member, f"{member.name} has been silent for {now - member.heard:.0f} s")
 
     # The end --------------------------------------------------------------------------------------------
 
-    def _has_open(self) -> bool:
-        """Whether a block that was handed out is not settled."""
-        is_leased = any(
-            self.settled.cover(block) is Cover.DISJOINT
-            for member in self.members.values()
-            for block in member.leases
-        )
-        return is_leased or bool(self._returned or self._settling)
-
     def _end_if_done(self, now: float) -> tuple[CoordinatorEffect, ...]:
-        if self._next_fresh is not None or self._has_open() or self.phase is not Phase.RUNNING:
+        if self._next_fresh is not None or self._attempts or self.phase is not Phase.RUNNING:
             return ()
         total = self.plan.total
         by_steps = self.plan.steps is not None and total == self.plan.steps
@@ -614,7 +644,7 @@ class CoordinatorMachine(Machine):
     def _stop_at_rest(self) -> tuple[CoordinatorEffect, ...]:
         """Carry out a stop that was put off, when the only replica has come to rest."""
         stop = self._stop_asked
-        if stop is None or not self._is_resting() or self._has_open() or self.phase is not Phase.RUNNING:
+        if stop is None or not self._is_resting() or self._attempts or self.phase is not Phase.RUNNING:
             return ()
         return self._leave(stop.now, stop.why) + self._end_if_empty()
 
@@ -635,11 +665,11 @@ class CoordinatorMachine(Machine):
             for member in self.members.values()
             if member.leases or not member.parked
         )
-        return self._holds.call_off(now) + recalls + self._dismiss()
+        return self._holds.call_off(now) + recalls + self._dismiss(self.members.values())
 
-    def _dismiss(self) -> tuple[CoordinatorEffect, ...]:
+    def _dismiss(self, members: Iterable[Member]) -> tuple[CoordinatorEffect, ...]:
         effects: list[CoordinatorEffect] = []
-        for member in self.members.values():
+        for member in members:
             while member.parked:
                 _, request = member.parked.popleft()
                 reply = Leave(request=request, why=self.why)

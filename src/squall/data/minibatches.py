@@ -69,6 +69,10 @@ class Minibatches:
         first = position * self._batch_size
         return self._order(epoch)[first : first + self._batch_size]
 
+    def size(self, position: int) -> int:
+        """How many examples the minibatch at `position` holds, in whatever epoch."""
+        return min(self._batch_size, self._source.num_examples - position * self._batch_size)
+
     def load(self, epoch: int, position: int) -> tuple[Any, int]:
         """The minibatch at `position` of that epoch, and how many examples it holds."""
         indices = self.indices(epoch, position)

@@ -4,6 +4,7 @@ A decider: time comes in as an argument, so the same meter runs in real and in v
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from squall.observe.events import Link, Progress, RoleStatus
@@ -18,7 +19,7 @@ class _Report:
     minibatches: int
     examples: int
     pushes: int
-    loss_sum: float
+    loss_sum: float | None
     staleness_sum: float
     num_staleness: int
 
@@ -54,7 +55,7 @@ class ProgressMeter:
         *,
         minibatches: int,
         examples: int,
-        loss_sum: float,
+        loss_sum: float | None,
         staleness: tuple[int, ...] | list[int] = (),
         pushes: int = 1,
     ) -> None:
@@ -63,7 +64,7 @@ class ProgressMeter:
         Args:
             now: when, not before the last report [seconds].
             minibatches, examples: what it held.
-            loss_sum: sum over its minibatches of each one's mean loss.
+            loss_sum: sum over its minibatches of each one's mean loss; None: nobody computed any.
             staleness: of its pushes, one for each slice that was told [updates].
             pushes: how many pushes it took.
         """
@@ -104,7 +105,6 @@ class ProgressMeter:
         """Say how it goes at `now`; what the meter cannot know is passed through."""
         self._forget(now)
         seconds = now - self._start_of_window(now)
-        done = sum(report.minibatches for report in self._reports)
         heard = sum(report.num_staleness for report in self._reports)
         return Progress(
             time_s=now,
@@ -112,7 +112,7 @@ class ProgressMeter:
             epoch=epoch,
             minibatches=self.minibatches,
             total_minibatches=total_minibatches,
-            train_loss=sum(report.loss_sum for report in self._reports) / done if done else None,
+            train_loss=_mean_loss(self._reports),
             examples_per_second=_rate(sum(report.examples for report in self._reports), seconds),
             pushes_per_second=_rate(sum(report.pushes for report in self._reports), seconds),
             staleness=sum(report.staleness_sum for report in self._reports) / heard if heard else None,
@@ -120,6 +120,12 @@ class ProgressMeter:
             roles=roles,
             waits=waits,
         )
+
+
+def _mean_loss(reports: Iterable[_Report]) -> float | None:
+    known = [(report.loss_sum, report.minibatches) for report in reports if report.loss_sum is not None]
+    done = sum(minibatches for _, minibatches in known)
+    return sum(loss for loss, _ in known) / done if done else None
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -126,16 +126,21 @@ def _first_slice(ledger: Ledger) -> Ledger:
 
 
 def _tallies(applied: Ledger) -> tuple[ReplicaTally, ...]:
-    tallies = []
-    for replica in np.unique(applied["replica"]).tolist():
-        rows = applied[applied["replica"] == replica]
-        tallies.append(
-            ReplicaTally(
-                replica=replica,
-                blocks=len(rows),
-                minibatches=int(rows["minibatches"].sum()),
-                examples=int(rows["examples"].sum()),
-                staleness_mean=float(rows["staleness"].mean()),
-            )
+    if not len(applied):
+        return ()
+    rows = applied[np.argsort(applied["replica"], kind="stable")]
+    replicas, firsts, counts = np.unique(rows["replica"], return_index=True, return_counts=True)
+    sums = {
+        name: np.add.reduceat(rows[name], firsts).tolist()
+        for name in ("minibatches", "examples", "staleness")
+    }
+    return tuple(
+        ReplicaTally(
+            replica=replica,
+            blocks=blocks,
+            minibatches=sums["minibatches"][at],
+            examples=sums["examples"][at],
+            staleness_mean=sums["staleness"][at] / blocks,
         )
-    return tuple(tallies)
+        for at, (replica, blocks) in enumerate(zip(replicas.tolist(), counts.tolist(), strict=True))
+    )

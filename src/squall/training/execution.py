@@ -97,6 +97,11 @@ class Ending:
 class Cluster(Protocol):
     """Where runs are carried out; a value."""
 
+    @property
+    def is_modelled(self) -> bool:
+        """Whether no gradient is computed there: a run has a ledger then, but neither losses nor a model."""
+        ...
+
     def run(self, execution: Execution) -> Ending:
         """Carry out a run to its end.
 

@@ -32,7 +32,7 @@ from squall.training.job import Job
 from squall.training.keeping import CheckpointKeeper
 from squall.training.prepare import Prepared, prepare
 from squall.training.recorder import NO_BETTER, Patience, Recorder
-from squall.training.run import Run
+from squall.training.run import MODELLED, Run
 
 Publish = Callable[[Event], None]
 FINISHED = ("steps", "epochs", "time", NO_BETTER)
@@ -68,13 +68,16 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
         RunError: the run could not finish; its directory says what happened.
     """
     began = monotonic()
+    if cluster.is_modelled:
+        _check_modelled(job, resume)
     checkpoint = _checkpoint_of(job) if resume else None
     prepared = prepare(job, checkpoint)
     began -= prepared.time_s
     directory = (
         RunDirectory.open(job.directory) if resume and job.directory else RunDirectory.create(job.directory)
     )
-    _describe(directory, prepared, time() - (monotonic() - began))
+    compute = MODELLED if cluster.is_modelled else "real"
+    _describe(directory, prepared, began_at=time() - (monotonic() - began), compute=compute)
     if resume:
         roll_back(directory, prepared)
     best = _best_keeper(prepared, directory)
@@ -92,7 +95,8 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
         try:
             stop.is_heard = True
             ending = cluster.run(execution)
-            model = _finish(execution, ending)
+            _write_traffic(directory, ending)
+            model = None if cluster.is_modelled else _finish(execution, ending)
             if ending.error is not None:
                 raise ending.error
         except SquallError as error:
@@ -103,11 +107,30 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
         recorder.tick(execution.now(), final=True)
         _write_result(execution, why=ending.why, error=None, speed_of=prepared)
         recorder.happened(Ended(time_s=execution.now(), why=ending.why))
-    plot_loss(read_history(directory.metrics), directory.loss_plot, _title(prepared))
+    if model is not None:
+        plot_loss(read_history(directory.metrics), directory.loss_plot, _title(prepared))
     return Run(directory, job, model)
 
 
 # Before ----------------------------------------------------------------------------------------------------
+
+
+def _check_modelled(job: Job, resume: bool) -> None:
+    """Refuse what cannot be had where no gradient is computed."""
+    asked = {
+        "keep_best=": job.keep_best is not None,
+        "checkpoint_every=": job.checkpoint_every is not None,
+        "record=True": job.record,
+        "resume=True": resume,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise ConfigError(
+                subject='a run with compute="modelled"',
+                expected=f"no {name}, since no gradient is computed",
+                got=name,
+                remedy='Leave it out, or use compute="real".',
+            )
 
 
 def _checkpoint_of(job: Job) -> Checkpoint:
@@ -173,13 +196,14 @@ def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish, best: BestK
     )
 
 
-def _describe(directory: RunDirectory, prepared: Prepared, began_at: float) -> None:
+def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, compute: str) -> None:
     """Write down what was asked for, and how parameters lie on the shards."""
     job, layout = prepared.job, prepared.layout
     told: dict[str, Any] = {
         "recipe": None if job.recipe is None else asdict(job.recipe),
         "model": type(prepared.model).__name__,
         "strategy": _plain(job.strategy),
+        "compute": compute,
         "identity": prepared.identity,
         "layout": layout.layout_json(),
         "began_at": began_at,  # second 0 of the run, as seconds since 1970
@@ -237,6 +261,14 @@ def _trained(prepared: Prepared) -> dict[str, Tensor]:
 # After -----------------------------------------------------------------------------------------------------
 
 
+def _write_traffic(directory: RunDirectory, ending: Ending) -> None:
+    rows = [
+        {"sender": sender, "receiver": receiver, "bytes": num_bytes, "messages": messages}
+        for (sender, receiver), (num_bytes, messages) in ending.traffic.items()
+    ]
+    directory.write_json(directory.traffic, rows)
+
+
 def _finish(execution: Execution, ending: Ending) -> nn.Module:
     """Seal the checkpoint, and make the model and what is measured on it."""
     prepared, directory = execution.prepared, execution.directory
@@ -247,11 +279,6 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     load_slices(model, prepared.layout, vectors, ending.buffers)
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
     save_file(state, directory.model)
-    rows = [
-        {"sender": sender, "receiver": receiver, "bytes": num_bytes, "messages": messages}
-        for (sender, receiver), (num_bytes, messages) in ending.traffic.items()
-    ]
-    directory.write_json(directory.traffic, rows)
     if prepared.evaluation is not None and ending.why in FINISHED:
         values = prepared.evaluation.of_model(model)
         if execution.best is not None:

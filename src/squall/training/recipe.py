@@ -4,9 +4,10 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +31,8 @@ def find(request: str, settings: Sequence[tuple[str, str]] = ()) -> Job:
     """Make the job of ``NAME``, ``FILE.py`` or ``FILE.py:FUNCTION``.
 
     Args:
-        settings: ``("strategy.n_push", "5")`` and the like, applied to the job in order.
+        settings: ``("strategy.n_push", "5")`` and the like, applied to the job in order. One that is named like an
+            argument of the function is handed to it instead.
 
     Raises:
         ConfigError: there is no such recipe, function or setting.
@@ -88,17 +90,40 @@ def _make(recipe: Recipe, path: Path) -> Job:
             got=f"the functions {', '.join(names) or 'none'}",
             remedy=f"Name one: squall train {recipe.name}:FUNCTION.",
         )
-    job: Any = function()
+    arguments, settings = _arguments(function, recipe)
+    job: Any = function(**arguments)
     if not isinstance(job, Job):
         raise ConfigError(
             subject=f"the recipe {recipe.name}:{recipe.function}",
             expected="a squall.Job to be returned",
             got=f"a {type(job).__name__}",
         )
-    for key, value in recipe.settings:
+    for key, value in settings:
         job = _changed(job, key.split("."), value, key)
     made: Job = replace(job, recipe=recipe)
     return made
+
+
+def _arguments(function: Callable[..., Any], recipe: Recipe) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What a recipe's function takes of the settings, and the rest, which is the job's."""
+    parameters = inspect.signature(function).parameters
+    arguments: dict[str, Any] = {}
+    rest: list[tuple[str, str]] = []
+    for key, value in recipe.settings:
+        if key in parameters:
+            default = parameters[key].default
+            arguments[key] = _parsed(value, "" if default is inspect.Parameter.empty else default, key)
+        else:
+            rest.append((key, value))
+    for name, parameter in parameters.items():
+        if name not in arguments and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(
+                subject=f"the recipe {recipe.name}:{recipe.function}",
+                expected=f"its argument {name!r}",
+                got="none",
+                remedy=f"Say --set {name}=...",
+            )
+    return arguments, rest
 
 
 def _path_of(name: str) -> Path:

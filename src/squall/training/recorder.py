@@ -1,6 +1,7 @@
 """What a run tells: it turns reports into events, keeps them in the run directory, and passes them on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from squall.blocks import Block
 from squall.observe.events import (
@@ -10,7 +11,6 @@ from squall.observe.events import (
     Left,
     Link,
     Progress,
-    Redone,
     Refused,
     RoleStatus,
 )
@@ -22,6 +22,8 @@ SHOWN_EVERY_S = 0.2
 KEPT_EVERY_S = 0.05
 KEPT_SHARE = 1 / 300
 """A long run keeps a line of progress each time it has become longer by this share."""
+MOST_ROLES_KEPT = 64
+"""Of more roles than that, a kept line does not say what each one has done; the ledger does."""
 
 
 NO_BETTER = "no better"
@@ -76,9 +78,6 @@ class Recorder:
     ) -> None:
         self.meter = ProgressMeter(now=now, minibatches=minibatches)
         self.epoch = 0
-        self.loss_sum = 0.0
-        self.num_closed = 0
-        self.num_redone = 0
         self.refused: list[Refused] = []
         self.connections_refused = 0
         self.last_evaluation: Evaluated | None = None
@@ -95,12 +94,10 @@ class Recorder:
         self._kept_minibatches = minibatches
 
     def closed(
-        self, now: float, *, role: str, block: Block, examples: int, loss_sum: float, staleness: float
+        self, now: float, *, role: str, block: Block, examples: int, loss_sum: float | None, staleness: float
     ) -> None:
-        """A block is done on every slice."""
+        """A block is done on every slice; `loss_sum` is None if nobody computed a loss."""
         self.epoch = max(self.epoch, block.epoch)
-        self.num_closed += block.num_minibatches
-        self.loss_sum += loss_sum
         self._minibatches_of[role] = self._minibatches_of.get(role, 0) + block.num_minibatches
         self._states[role] = "working"
         self.meter.add(
@@ -118,8 +115,6 @@ class Recorder:
                 self._states[role] = "waiting"
             case Left(role=role, why=why):
                 self._states[role] = "left" if why in ("steps", "epochs", "time") else "lost"
-            case Redone():
-                self.num_redone += 1
             case Refused():
                 self.refused.append(event)
             case Evaluated():
@@ -158,7 +153,8 @@ class Recorder:
             return
         progress = self.progress(now, waits=waits, links=links)
         if is_kept:
-            self._log.append(progress)
+            few = len(progress.roles) <= MOST_ROLES_KEPT
+            self._log.append(progress if few else replace(progress, roles=()))
             self._kept_at, self._kept_minibatches = now, self.meter.minibatches
         if is_shown:
             self._publish(progress)

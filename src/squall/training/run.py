@@ -23,6 +23,8 @@ from squall.training.job import Job
 from squall.training.prepare import build
 
 PREDICT_BATCH = 256
+MODELLED = "modelled"
+"""In job.json, the word for a run in which no gradient was computed."""
 
 
 class Run:
@@ -62,7 +64,18 @@ class Run:
         return {(row["sender"], row["receiver"]): (row["bytes"], row["messages"]) for row in rows}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The trained model's state dict, on the CPU."""
+        """The trained model's state dict, on the CPU.
+
+        Raises:
+            ConfigError: no gradient was computed in this run, so it trained no model.
+        """
+        if self._directory.read_json(self._directory.job).get("compute") == MODELLED:
+            raise ConfigError(
+                subject=f"the model of {self.path}",
+                expected="a run that computed gradients",
+                got='one of Simulated(compute="modelled"): only the protocol ran',
+                remedy='Use compute="real", with fewer replicas.',
+            )
         return _state(self._directory.model)
 
     @cached_property
@@ -70,8 +83,9 @@ class Run:
         """The trained model, on the CPU, in eval mode; the caller's own is left as it was.
 
         Raises:
-            ConfigError: the run was opened without a model and is not of a recipe.
+            ConfigError: the run was opened without a model and is not of a recipe; or no gradient was computed in it.
         """
+        state = self.state_dict()
         if self._given_model is not None:
             model = self._given_model
         elif self._job is not None:
@@ -83,7 +97,7 @@ class Run:
                 got="none",
                 remedy="Use squall.load(DIR, model=Net()).",
             )
-        model.load_state_dict(self.state_dict())
+        model.load_state_dict(state)
         return model.eval()
 
     def best(self) -> nn.Module:
