@@ -66,6 +66,33 @@ def test_one_replica_gives_the_same_bytes_over_tcp_as_over_shared_memory(
     assert runs[0].metrics["test_loss"] == runs[1].metrics["test_loss"]
 
 
+def test_values_are_rounded_before_they_travel_where_the_shard_keeps_masters(
+    local: Local, local_tcp: Local
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3, dtype=torch.bfloat16), torch.nn.Tanh(), ToFloat())
+    runs = [
+        squall.fit(
+            model,
+            (torch.randn(40, 4, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.arange(40) % 3),
+            replicas=1,
+            batch_size=4,
+            cluster=cluster,
+            progress=False,
+        )
+        for cluster in (local, local_tcp)
+    ]
+
+    one, other = (run.state_dict() for run in runs)
+    assert one["0.weight"].dtype == torch.bfloat16
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class ToFloat(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float()
+
+
 @pytest.mark.parametrize(
     "settings",
     [

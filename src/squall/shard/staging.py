@@ -79,9 +79,13 @@ class Readers:
 
     def begin(self, request: int) -> Outgoing:
         """Begin to send every slice as it is now."""
-        outgoing = Outgoing(request, [bytes_of(self._live[spec.slice]) for spec in self._specs])
+        outgoing = Outgoing(request, [bytes_of(self._as_sent(spec)) for spec in self._specs])
         self._reading[outgoing] = None
         return outgoing
+
+    def _as_sent(self, spec: SliceSpec) -> Tensor:
+        """A slice's values in the dtype that travels: rounded to it, in memory of their own, if it has masters."""
+        return self._live[spec.slice].to(getattr(torch, spec.dtype))
 
     def end(self, outgoing: Outgoing) -> None:
         """All is sent, or the reader is gone."""
