@@ -626,7 +626,9 @@ def softmax(rng: random.Random) -> Case:
     shape = shape_of(rng, 1, 4)
     name = some(rng, "softmax", "log_softmax")
     return case_of(
-        f"aten.{name}.int", (R(0), rng.randint(-len(shape), len(shape) - 1)), [randn(rng, *shape) * 3]
+        f"aten.{name}.int",
+        (R(0), rng.randint(-len(shape), len(shape) - 1)),
+        [randn(rng, *shape) * some(rng, 3, 2000)],
     )
 
 
@@ -706,7 +708,7 @@ def class_loss(rng: random.Random) -> Case:
     ignored = some(rng, -100, int(target.flatten()[0])) if examples > 1 and classes > 1 else -100
     if bool((target == ignored).all()):
         ignored = -100
-    tensors, weight = [randn(rng, examples, classes, *space) * 2, target], None
+    tensors, weight = [randn(rng, examples, classes, *space) * some(rng, 2, 2000), target], None
     if rng.random() < 0.4:
         weight = R(2)
         tensors.append(positive(rng, classes))

@@ -1,4 +1,20 @@
-"""Every rule, forward and backward, against the op uncut."""
+"""Every rule, forward and backward, against the op uncut.
+
+Faults planted in `squall.partition` by hand, each seen to fail a test of this folder:
+windows: reach or taps without dilation · stride ignored · holes of strides filled · edge fill on the wrong side · the last
+group left out · transposed windows rounded down.
+pooling: fill 0 instead of minus infinity · count_include_pad, divisor_override or the dilation ignored · uneven adaptive
+windows left to the op.
+convolution: output_padding not filled · the op pads though its edges differ · uneven groups taken for even ones · the odd
+element of "same" in front · a transposed group's filters by the wrong modulus · a locally connected layer's transposed.
+pieces: the gradient of a halo counted twice · not in order · a gap filled with 0 · a hole not noticed.
+reductions: bias in each partial product · a mean divided twice · softmax not shifted in the finish · maxima added (seen
+only once large logits were drawn) · group of another channel · affine skipped when cut · biased running variance · float32
+sums of squares · ignored targets counted · smoothing without weights · a padding row's gradient · rows of other shares.
+attention: causal offset lost · one key too few. masks: numbered within the piece · not scaled · epoch not in the key.
+shape: a reshape's product checked on its first row only · offset of a joined input lost · pad value · negative index ·
+broadcast axes aligned at the front. regions: differences that overlap. traffic: a value sent once for each op.
+"""
 
 import random
 
