@@ -1,7 +1,7 @@
 """Runs whose roles connect over TCP: whatever works over shared memory works, and links can be cut, slowed and counted.
 
 Faults planted by hand, each seen to fail a test here: the relay is not asked for the evaluator · a replica's own bytes are
-not counted · the token is not checked · ports are not listed · "auto" without memfd is refused.
+not counted · what a door refuses is not counted · ports are not listed · "auto" without memfd is refused.
 """
 
 import json
@@ -154,13 +154,13 @@ def test_a_replica_that_is_cut_off_from_the_coordinator_leaves_and_its_block_is_
 
 
 def test_a_slow_link_slows_its_own_replica_only(local: Local) -> None:
-    slow = Relays(**{"replica1.0": 100_000.0})  # two round trips a second or so
+    slow = Relays(**{"replica1.0": 20_000.0})  # a few round trips a second
     run = squall.fit(job(over_tcp(local, relay=slow), epochs=8))
     slow.close()
     assert_every_block_once(run, 8, slices=2)
     rows = run.ledger()
     shares = np.bincount(rows["replica"][rows["slice"] == 0], minlength=2)
-    assert shares[0] > 3 * shares[1]
+    assert shares[0] > 2 * shares[1]
 
 
 @pytest.mark.nightly
@@ -257,15 +257,16 @@ def hammer(ports: list[int], until: float, lots: random.Random) -> int:
 
 
 def train_under_fire(cluster: Local, out: Path, seconds: float) -> None:
-    handle = squall.start(job(cluster, epochs=100_000, time_s=seconds + 1, out=out))
+    handle = squall.start(job(cluster, epochs=100_000, out=out))
     follow(handle, 20)
     rows = json.loads((out / "processes.json").read_text())
     ports = [port for row in rows for port in row["ports"]]
     count = hammer(ports, time.monotonic() + seconds, random.Random(0))
+    handle.stop()
     seen = [event.minibatches for event in handle.events() if isinstance(event, Progress)]
     run = handle.result(30)
 
-    assert run.metrics["why"] == "time"
+    assert run.metrics["why"] == "stopped"
     assert set(applied_counts(run).values()) == {1}
     assert seen[-1] > seen[0]
     assert not [row for row in run.history if row.get("event") == "Left"]

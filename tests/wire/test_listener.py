@@ -2,7 +2,7 @@
 
 Faults planted by hand, each seen to fail a test here: strangers are unbounded · the newest stranger goes, not the oldest
 · silence is allowed · an introduction's length is believed · an unexpected introduction is let in · bytes behind the hello
-are lost · a refusal ends the door · a wrong token is retried for ever · one family only · the port of `advertise` is lost.
+are lost · a wrong token is retried for ever · one family only · the port of `advertise` is lost · any host is bound.
 """
 
 import contextlib
