@@ -2,7 +2,7 @@
 
 Faults planted here by hand, each seen to fail a test: a running mean that is not an output · sections under `no_grad` with
 gradients · buffers set anew forgotten · no walk over `grad_fn` · gradients not compared · no check on a single example ·
-three-term sizes cut to two · parameters of the stand-in in the model's own memory · random nodes dropped as dead.
+parameters of the stand-in in the model's own memory · random nodes dropped as dead.
 """
 
 import copy
