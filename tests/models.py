@@ -306,6 +306,22 @@ class Masked(nn.Module):
         return out.masked_fill(x > 2, 0.0) + self.queue.mean() + torch.tensor(1.5)
 
 
+class Averaged(nn.Module):
+    """A buffer that forward sets anew, and one that it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("largest", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        torch.maximum(self.largest, y.detach().amax(0), out=self.largest)
+        return (y - self.mean) / (1 + self.largest)
+
+
 class Normalised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -476,6 +492,7 @@ EXAMPLES: dict[str, Example] = {
     "dataclass": Example(WithDataclass, vectors(6)),
     "functional": Example(Functional, vectors(6, 4)),
     "masked": Example(Masked, vectors(6)),
+    "averaged": Example(Averaged, vectors(6)),
     "normalised": Example(Normalised, vectors(6)),
     "lambdas": Example(lambdas, vectors(6)),
     "frozen": Example(Frozen, vectors(6), smallest=2),

@@ -1,4 +1,9 @@
-"""Capture held against the model itself, in both modes and at other batch sizes."""
+"""Capture held against the model itself, in both modes and at other batch sizes.
+
+Faults planted here by hand, each seen to fail a test: a running mean that is not an output · sections under `no_grad` with
+gradients · buffers set anew forgotten · no walk over `grad_fn` · gradients not compared · no check on a single example ·
+parameters of the stand-in in the model's own memory · random nodes dropped as dead.
+"""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""Opaque calls: shapes learned from two runs, and the op itself."""
+"""Opaque calls: shapes learned from two runs, and the op itself.
+
+Faults planted here by hand, each seen to fail a test: the fixed part of a size left out · buffers lent without a copy.
+"""
 
 import pytest
 import torch

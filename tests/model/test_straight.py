@@ -1,4 +1,7 @@
-"""Generated functions: parts of a graph, what is let go of, and what may get into the source."""
+"""Generated functions: parts of a graph, what is let go of, and what may get into the source.
+
+Fault planted here by hand, seen to fail a test: values let go of after their first use.
+"""
 
 import weakref
 

@@ -1,4 +1,7 @@
-"""Nested values taken apart and put together."""
+"""Nested values taken apart and put together.
+
+Fault planted here by hand, seen to fail a test: a dict that is a dataclass rebuilt without being filled.
+"""
 
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
@@ -51,6 +54,23 @@ def test_a_dataclass_is_rebuilt_without_running_its_own_checks_again() -> None:
     _, structure = Structure.of(Frozen(torch.ones(1), name="b"))
     made = structure.build(["text"])
     assert (made.value, made.name) == ("text", "b")
+
+
+@dataclass
+class Output(OrderedDict[str, Any]):
+    """As the outputs of transformers: a dict that a dataclass fills when it is made."""
+
+    logits: Any = None
+
+    def __post_init__(self) -> None:
+        self["logits"] = self.logits
+
+
+def test_a_dataclass_that_is_a_dict_fills_itself_again() -> None:
+    _, structure = Structure.of(Output(logits=torch.ones(1)))
+    made = structure.build(["it"])
+    assert isinstance(made, Output)
+    assert (made.logits, made["logits"]) == ("it", "it")
 
 
 def test_structures_are_equal_when_form_and_constants_are() -> None:

@@ -1,4 +1,8 @@
-"""Every op that writes, against the pure op that replaces it."""
+"""Every op that writes, against the pure op that replaces it.
+
+Faults planted here by hand, each seen to fail a test: a viewed tensor that counts as old after a write through its view · a
+view that is not taken anew · a permutation undone by itself instead of by its inverse.
+"""
 
 from typing import Any
 

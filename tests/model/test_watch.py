@@ -1,4 +1,7 @@
-"""What an example run shows, module by module."""
+"""What an example run shows, module by module.
+
+Faults planted here by hand, each seen to fail a test: a tensor compared by identity alone · no walk over `grad_fn`.
+"""
 
 import collections
 import random

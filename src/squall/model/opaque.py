@@ -23,8 +23,6 @@ from squall.model.structure import Structure
 TARGET = "squall.opaque.default"
 _MARK = "_squall_opaque"
 
-M = nn.Module
-
 
 def opaque(module: nn.Module) -> nn.Module:
     """Mark a module to stay whole when the model is cut: its insides are not looked at.
@@ -64,7 +62,6 @@ class OpaqueCall:
         arguments, result: the structures of ``(args, kwargs)`` and of what it returns.
         inputs: shapes of its input tensors on the example.
         outputs: its tensors on the example.
-        num_inputs: how many input tensors.
         parameters, buffers: names within the module, each tensor once; the order in which the node takes them.
         is_random: whether it drew from torch's generator, or might.
     """
@@ -78,10 +75,6 @@ class OpaqueCall:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     is_random: bool
-
-    @property
-    def num_inputs(self) -> int:
-        return len(self.inputs)
 
     def bind(self, module: nn.Module) -> Callable[..., list[Tensor]]:
         """The op itself: ``(inputs, parameters, buffers)`` to the outputs and then the new buffers."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from squall.errors import ModelError
@@ -85,17 +84,6 @@ def _refuse_hooks(model: nn.Module) -> None:
             )
 
 
-def devices_of(model: nn.Module) -> set[str]:
-    """The kinds of device on which parameters and buffers lie."""
-    tensors = (*model.parameters(), *model.buffers())
-    return {tensor.device.type for tensor in tensors}
-
-
 def is_on_meta(model: nn.Module) -> bool:
     """Whether some tensor of the model has no values."""
-    return "meta" in devices_of(model)
-
-
-def detached_tensors(tensors: list[Any]) -> list[Any]:
-    """Tensors in new memory, so that nothing done in place reaches the caller."""
-    return [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in tensors]
+    return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
