@@ -77,8 +77,8 @@ def test_what_lacks_a_sender_or_lasts_too_long_is_called_off_and_tried_again_lat
 def test_words_of_another_hold_change_nothing() -> None:
     holds = begun()
     assert holds.heard(0, held(BOTH, request=2)) == holds.copied(1) == ()
-    holds.heard(0, held(BOTH))
-    assert holds.heard(1, held(BOTH)) != ()
+    assert holds.heard(1, held(BOTH)) == ()
+    assert holds.heard(0, held(BOTH)) != ()
     assert holds.copied(2) == ()
     holds.copied(1)
     holds.let_go(0, 3)

@@ -1,7 +1,6 @@
 """Checkpoints of runs that go on, in real processes: one cut, whoever stands still, and enough after SIGKILL of all.
 
-Planted faults, each seen to fail a test here: shards that admit new blocks in a hold · a manifest written before the
-last shard's file · nothing cleared away · rows of the ledger kept back when slices are stored.
+Planted faults, each seen to fail a test here: shards that admit new blocks in a hold · nothing cleared away.
 """
 
 import os

@@ -3,9 +3,9 @@
 Everything that it goes on with is compared bit for bit with a run that was never interrupted: parameters, the rule's
 state and steps, buffers, and the versions in the ledger.
 
-Planted faults, each seen to fail a test here: buffers taken as last written instead of as of the cut · a stop and a
-checkpoint that do not wait for the fetch · the replica's fetches counted from the last one instead of from the start ·
-the end's own checkpoint taken for the one before it.
+Planted faults, each seen to fail a test here: buffers taken as last written instead of as of the cut · buffers written
+without the minibatch that they are as of · stops and checkpoints that do not wait for a fetch · checkpoints alone that
+do not · minibatches not counted where fetches fall within blocks.
 """
 
 import random
