@@ -11,17 +11,23 @@ from squall.observe.events import Link, Progress, RoleStatus
 
 WINDOW_S = 5.0
 FEWEST_REPORTS = 8
+GRAIN_S = 0.05
+"""So that a window holds a hundred reports, however many blocks a second are done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Report:
+    """What was done up to `time_s`; blocks that follow within `GRAIN_S` of its first are added to it."""
+
+    began: float
     time_s: float
-    minibatches: int
-    examples: int
-    pushes: int
-    loss_sum: float | None
-    staleness_sum: float
-    num_staleness: int
+    minibatches: int = 0
+    examples: int = 0
+    pushes: int = 0
+    loss_sum: float = 0.0
+    num_losses: int = 0
+    staleness_sum: float = 0.0
+    num_staleness: int = 0
 
 
 class ProgressMeter:
@@ -69,26 +75,29 @@ class ProgressMeter:
             pushes: how many pushes it took.
         """
         self.minibatches += minibatches
-        self._reports.append(
-            _Report(
-                time_s=now,
-                minibatches=minibatches,
-                examples=examples,
-                pushes=pushes,
-                loss_sum=loss_sum,
-                staleness_sum=float(sum(staleness)),
-                num_staleness=len(staleness),
-            )
-        )
-        self._forget(now)
+        report = self._reports[-1] if self._reports else None
+        if report is None or now - report.began >= GRAIN_S:
+            report = _Report(began=now, time_s=now)
+            self._reports.append(report)
+            self._forget(now)
+        report.time_s = now
+        report.minibatches += minibatches
+        report.examples += examples
+        report.pushes += pushes
+        report.staleness_sum += sum(staleness)
+        report.num_staleness += len(staleness)
+        if loss_sum is not None:
+            report.loss_sum += loss_sum
+            report.num_losses += minibatches
 
     def _forget(self, now: float) -> None:
         while len(self._reports) > FEWEST_REPORTS and self._reports[0].time_s <= now - WINDOW_S:
             self._since = self._reports.popleft().time_s
 
     def _start_of_window(self, now: float) -> float:
-        if self._reports and self._reports[0].time_s > now - WINDOW_S:
-            return max(self._since, now - WINDOW_S)
+        start = now - WINDOW_S
+        if self._reports and self._reports[0].time_s > start and self._since < start - GRAIN_S:
+            return start  # the report before the window's first came long before
         return self._since
 
     def progress(
@@ -123,9 +132,8 @@ class ProgressMeter:
 
 
 def _mean_loss(reports: Iterable[_Report]) -> float | None:
-    known = [(report.loss_sum, report.minibatches) for report in reports if report.loss_sum is not None]
-    done = sum(minibatches for _, minibatches in known)
-    return sum(loss for loss, _ in known) / done if done else None
+    done = sum(report.num_losses for report in reports)
+    return sum(report.loss_sum for report in reports) / done if done else None
 
 
 def _rate(count: int, seconds: float) -> float:
