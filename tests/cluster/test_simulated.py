@@ -125,8 +125,8 @@ def test_a_line_of_progress_says_what_each_role_did_while_they_are_few(replicas:
 @pytest.mark.parametrize("strategy", [squall.Downpour(), squall.Downpour(max_staleness=20, warm_start=10)])
 def test_the_work_for_one_push_does_not_grow_with_the_replicas(strategy: squall.Downpour) -> None:
     _calls_per_push(10, strategy)  # what is done once in a process
-    few, many = (_calls_per_push(count, strategy) for count in (60, 360))
-    assert many < 1.02 * few
+    few, many = (_calls_per_push(count, strategy) for count in (40, 240))
+    assert many <= few
 
 
 def _calls_per_push(replicas: int, strategy: squall.Downpour) -> float:
