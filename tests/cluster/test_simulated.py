@@ -1,9 +1,9 @@
 """Tests of squall.cluster.simulated: runs without gradients, against runs with them, and their cost.
 
-Faults planted by hand, each seen to fail a test: a minibatch of one example more · a random number drawn for a gradient ·
-traffic of fetches not counted · an evaluation of the untrained model · a model written all the same · `keep_best`
-accepted · a loss of 0.0 instead of none · the roles of many replicas in every line · members sorted for each lease · all
-members asked whether the start may begin · all leases looked at for the end · everyone dismissed for each late request.
+Faults planted by hand, each seen to fail a test: a minibatch of one example more · a fetch not counted as traffic · one
+counted for each push · a model written all the same · `keep_best` accepted · `resume` accepted · a loss of 0.0 instead of
+none · the roles of many replicas in every line · all members asked whether the start may begin · all leases looked at for
+the end · the whole line met for each lease · a place taken anew by everyone.
 """
 
 import sys
@@ -68,6 +68,16 @@ def test_a_modelled_run_has_the_ledger_traffic_and_time_of_the_same_run_with_gra
     assert other.metrics["virtual_s"] == real.metrics["virtual_s"]
 
 
+def test_traffic_is_a_slice_for_each_push_and_for_each_fetch() -> None:
+    """18 numbers on each slice's two halves of 9; a fetch at first, then after every third of nine pushes."""
+    strategy = squall.Downpour(n_fetch=3)
+    run = squall.fit(job(replicas=1, num_examples=9 * BATCH, strategy=strategy), cluster=modelled())
+    traffic = run.traffic()
+    for shard in ("shard0", "shard1"):
+        assert traffic["replica0.0", shard][0] == 9 * 9 * 4
+        assert traffic[shard, "replica0.0"][0] == (1 + 3) * 9 * 4
+
+
 def test_a_modelled_run_knows_no_loss_and_has_no_model() -> None:
     x = torch.zeros(10, 5)
     run = squall.fit(job(test=(x, x[:, 0].long()), epochs=4), cluster=modelled())
@@ -114,8 +124,9 @@ def test_a_line_of_progress_says_what_each_role_did_while_they_are_few(replicas:
 
 @pytest.mark.parametrize("strategy", [squall.Downpour(), squall.Downpour(max_staleness=20, warm_start=10)])
 def test_the_work_for_one_push_does_not_grow_with_the_replicas(strategy: squall.Downpour) -> None:
-    few, many = (_calls_per_push(count, strategy) for count in (30, 180))
-    assert many < 1.25 * few
+    _calls_per_push(10, strategy)  # what is done once in a process
+    few, many = (_calls_per_push(count, strategy) for count in (40, 240))
+    assert many <= few
 
 
 def _calls_per_push(replicas: int, strategy: squall.Downpour) -> float:

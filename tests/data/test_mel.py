@@ -1,7 +1,8 @@
 """Tests of squall.data.mel against sums written out, and against sounds whose answer is known.
 
 Faults planted by hand, each seen to fail a test: a window that begins with its frame · a Hann window · amplitude instead of
-power · the decimal logarithm · filters of the next band · a hop of 11 ms · frames rounded down.
+power · the decimal logarithm · filters of the next band · a hop of 11 ms · frames rounded down · half as
+many bins.
 """
 
 import numpy as np
@@ -37,6 +38,10 @@ def test_one_frame_is_the_sum_that_the_formulas_say() -> None:
         expected.append(np.log(total + 1e-10))
 
     np.testing.assert_allclose(log_mel(samples, RATE)[frame], expected, rtol=1e-4)
+
+
+def test_bins_lie_less_than_half_the_narrowest_band_apart() -> None:
+    assert fft_size(200) == 512
 
 
 @pytest.mark.parametrize("band", [0, 5, 20, 39])

@@ -231,8 +231,7 @@ class CoordinatorMachine(Machine):
             effects = self._lose(known, event.now, "replaced by a later start")
         self.members[event.replica] = Member(event.replica, event.incarnation, event.now)
         heappush(self._lowest, event.replica)
-        if self.phase is Phase.STARTING and event.replica < self.num_replicas:
-            self._awaited.add(event.replica)
+        self._awaited.add(event.replica)
         joined = JoinedRun(time_s=event.now, role=f"replica{event.replica}", incarnation=event.incarnation)
         return (*effects, Report(event=joined), *self._go_on(event.now))
 
@@ -348,9 +347,7 @@ class CoordinatorMachine(Machine):
         return ()
 
     def _all_have_asked(self) -> bool:
-        return not self._awaited and any(
-            replica < self.num_replicas and member.newest > 0 for replica, member in self.members.items()
-        )
+        return bool(self.members) and not self._awaited
 
     def _start(self, now: float) -> None:
         self.phase = Phase.RUNNING

@@ -105,8 +105,8 @@ def with_context(features: NDArray[np.float32], context: int) -> NDArray[np.floa
     [[1.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 3.0]]
     """
     at = np.arange(len(features))[:, None] + np.arange(-context, context + 1)
-    frames: NDArray[np.float32] = features[at.clip(0, len(features) - 1)].reshape(len(features), -1)
-    return frames
+    joined: NDArray[np.float32] = features[at.clip(0, len(features) - 1)].reshape(len(features), -1)
+    return joined
 
 
 # The archive ---------------------------------------------------------------------------------------------
