@@ -17,9 +17,9 @@ from squall.errors import DivergedError, LostError, SquallError
 from squall.loop.line import TOLD_S, DoorLine, refuse_other_model
 from squall.model.device import CPU
 from squall.model.install import Bound, install
+from squall.model.layout import Layout
 from squall.model.parameters import ParameterSpace
 from squall.replica.accrual import BlockGradient, LocalSteps
-from squall.model.layout import Layout
 from squall.replica.downpour import (
     Answer,
     Await,
@@ -29,7 +29,6 @@ from squall.replica.downpour import (
     Exchange,
     Exchanged,
     Gradient,
-    Loop,
     NextBlock,
     Wish,
     downpour,
@@ -85,7 +84,11 @@ class LoopClient:
         self._asked: Exchange | None = None  # and not collected yet
         self._unsent: set[int] = set()  # shards that are still to be asked
         self._replies: dict[int, Reply] = {}
-        self._computed = 0  # minibatches of the block that is being computed
+        # Of the block that is being computed: its name if it is not cut short, what it is based on, its minibatches.
+        self._block: Block
+        self._based_on: Mapping[int, int] = {}
+        self._computed = 0
+        self._wish: Compute | None = None  # what the loop waits for
         self._exchanges: dict[int, TcpExchange] = {}
         self._connect()
         self._begin_session()
@@ -169,7 +172,8 @@ class LoopClient:
             based_on=self._based_on,
         )
         self._next, self._computed = block.stop, 0
-        self._loop, self._wish = downpour(self._plan), None
+        self._loop = downpour(self._plan)
+        self._wish = None
         exchanged = self._exchange(Exchange(gradient=gradient, fetch=False))
         if exchanged is not None:
             self._report(report(gradient, exchanged, loss_sum=0.0))
@@ -184,7 +188,8 @@ class LoopClient:
 
     def _restart(self) -> None:
         """Begin the loop anew, which fetches first."""
-        self._loop, self._wish = downpour(self._plan), None
+        self._loop = downpour(self._plan)
+        self._wish = None
         self._go_on(None)
 
     def _next_compute(self) -> Compute:
@@ -262,7 +267,7 @@ class LoopClient:
                 reason=f"the servers at {self._line.address} take no more pushes: {farewell.why}"
             )
         name = self._space.tensors[farewell.tensor].name
-        return DivergedError(tensor=name, step=farewell.block, what="the updated values")
+        return DivergedError(tensor=name, step=farewell.block, what="the update")
 
     # The shards -----------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class DownpourOptimizer(torch.optim.Optimizer):
         """Gradients that were not finite, and changed nothing."""
         return self._client.refused
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the gradients of one minibatch; push and fetch if that is due.
 
         Args:
