@@ -65,7 +65,7 @@ def through(servers: Servers, relays: list[Relay], model: nn.Module) -> LoopClie
 
 
 def test_a_push_that_is_sent_again_over_a_new_line_counts_once(servers: Servers) -> None:
-    addresses = [listener.address for listener in servers._listeners[1:]]
+    addresses = servers.addresses
     model = zeros()
     with Relay(addresses[0]) as first, Relay(addresses[1]) as second:
         client = through(servers, [first, second], model)
@@ -123,10 +123,14 @@ def test_flush_and_close_push_a_block_that_is_cut_short(servers: Servers) -> Non
 
 
 def test_a_loop_that_ends_by_an_error_pushes_no_half_block(servers: Servers) -> None:
-    model = zeros()
-    with pytest.raises(KeyError), join(servers, model, n_push=4) as loop:
-        push(model, loop, 3)
-        raise KeyError
+    def begin() -> None:
+        model = zeros()
+        with join(servers, model, n_push=4) as loop:
+            push(model, loop, 3)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        begin()
     assert bool((servers.state_dict()["0"] == 0.0).all())
 
 
@@ -170,8 +174,7 @@ def test_a_shard_that_is_killed_ends_every_loop_and_is_named(servers: Servers) -
     loop = join(servers, model)
     os.kill(servers._roster.roles["shard1"].pid, signal.SIGKILL)
     with pytest.raises(squall.LostError, match="shard1 is gone"):
-        for _ in range(1000):
-            push(model, loop)
+        push(model, loop, 1000)
     loop.close()
 
 

@@ -93,6 +93,7 @@ class Servers:
     Attributes:
         address: of the door: what loops are to be given.
         token: likewise.
+        addresses: of the shards, by number; the door tells them to loops.
         path: where ledger and logs are.
     """
 
@@ -151,6 +152,7 @@ class Servers:
         where = str(Address(Address.parse(bind).host, 0))
         for _ in range(shards):
             self._listeners.append(Listener.open(where, told))
+        self.addresses = tuple(listener.address for listener in self._listeners[1:])
 
     def _directory(self, out: str | Path | None) -> Path:
         if out is None:
@@ -171,8 +173,7 @@ class Servers:
 
     def _start(self, model: nn.Module, load: Mapping[str, Any], rule: Rule | Rules) -> None:
         door, *listeners = self._listeners
-        addresses = [listener.address for listener in listeners]
-        settings = {"shards": addresses, "life": secrets.randbits(LIFE_BITS) + 1}
+        settings = {"shards": self.addresses, "life": secrets.randbits(LIFE_BITS) + 1}
         self._spawn("door", "door", {"layout": self._layout, "rule": rule.describe()}, settings, door, {})
         states, books = new_slices(self._layout, model, load["rule"])
         for shard, listener in enumerate(listeners):
@@ -256,7 +257,7 @@ class Servers:
 
     def _fetched(self) -> dict[str, Tensor]:
         layout = self._layout
-        addresses = {f"shard{n}": listener.address for n, listener in enumerate(self._listeners[1:])}
+        addresses = {f"shard{number}": address for number, address in enumerate(self.addresses)}
         settings = {
             "name": "servers",
             "replica": READER,

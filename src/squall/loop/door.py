@@ -6,7 +6,7 @@ To the shards it is their coordinator, who never holds them and never refuses a 
 import contextlib
 import json
 import select
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     LoopDoor(settings, load, launcher, fds).run()
 
 
-def served(layout: Layout, rule: Mapping[str, Any], shards: list[str], *, life: int) -> Served:
+def served(layout: Layout, rule: Mapping[str, Any], shards: Sequence[str], *, life: int) -> Served:
     """What every loop is told; the session is still to be said."""
     return Served(
         life=life,
