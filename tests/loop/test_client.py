@@ -3,6 +3,7 @@
 The oracle is counting: the servers begin at zeros and add what is pushed.
 """
 
+import gc
 import os
 import signal
 import threading
@@ -82,6 +83,27 @@ def test_a_push_that_is_sent_again_over_a_new_line_counts_once(servers: Servers)
     assert second.num_connections >= 4
 
 
+def test_a_loop_that_has_lost_all_its_lines_goes_on_with_its_session_and_its_gradient(
+    servers: Servers,
+) -> None:
+    model = zeros()
+    relays = [Relay(address) for address in servers.addresses]
+    client = through(servers, relays, model)
+    push(model, client)
+    client._line._channel.shut()
+    for relay in relays:
+        relay.close()
+
+    push(model, client, amount=10.0)
+    push(model, client)
+    client.close(flush=True)
+    servers.close()
+
+    assert is_all(model, 12.0)
+    assert set(servers.ledger()["epoch"]) == {0}
+    assert servers.ledger()["first"].tolist() == [0, 0, 1, 1, 2, 2]
+
+
 def test_each_session_is_one_range_of_blocks_and_every_block_is_applied_once(servers: Servers) -> None:
     models = [zeros(), zeros(), zeros()]
     loops = [join(servers, model, n_push=n) for model, n in zip(models, (1, 2, 3), strict=True)]
@@ -158,6 +180,17 @@ def test_an_interrupt_while_it_waits_loses_nothing(servers: Servers, monkeypatch
     loop.close()
 
 
+def test_an_optimizer_that_is_forgotten_leaves_its_connections(servers: Servers) -> None:
+    def names() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("exchange-")]
+
+    loop = join(servers, zeros())
+    assert len(names()) == 2
+    del loop
+    gc.collect()
+    assert names() == []
+
+
 def test_servers_that_are_closed_end_the_next_step_and_say_so(servers: Servers) -> None:
     model = zeros()
     loop = join(servers, model)
@@ -191,7 +224,9 @@ def test_servers_that_do_not_come_are_lost_and_their_address_is_named() -> None:
         DownpourOptimizer(zeros(3), address, token=new_token(), patience_s=0.2)
 
 
-def test_a_loop_waits_for_servers_that_come_later_and_for_such_as_come_back(local: Local) -> None:
+def test_a_loop_waits_for_servers_that_come_later_and_for_such_as_come_back(
+    local: Local, tmp_path: Path
+) -> None:
     """B01, B08. Of servers that were killed nothing is left: the loop goes on with the parameters of the new ones."""
     where, token = f"127.0.0.1:{free_port()}", new_token()
     model = zeros(10)
@@ -200,7 +235,7 @@ def test_a_loop_waits_for_servers_that_come_later_and_for_such_as_come_back(loca
 
     def work() -> None:
         with DownpourOptimizer(model, where, token=token, patience_s=20.0) as loop:
-            for _ in range(2):
+            for _ in range(3):
                 push(model, loop)
                 steps.append(model[0].detach().clone())
                 may_go_on.wait(20)
@@ -219,7 +254,8 @@ def test_a_loop_waits_for_servers_that_come_later_and_for_such_as_come_back(loca
     other = zeros(10)
     for parameter in other.parameters():
         parameter.data.fill_(100.0)
-    with serving(local, other, rule=rule, bind=where, token=token):
+    with serving(local, other, rule=rule, bind=where, token=token, out=tmp_path) as servers:
         may_go_on.set()
         thread.join(20)
-    assert [float(values[0]) for values in steps] == [1.0, 100.0]
+    assert [float(values[0]) for values in steps] == [1.0, 100.0, 101.0]
+    assert set(servers.ledger()["first"]) == {0}

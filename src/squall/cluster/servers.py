@@ -175,6 +175,7 @@ class Servers:
         door, *listeners = self._listeners
         settings = {"shards": self.addresses, "life": secrets.randbits(LIFE_BITS) + 1}
         self._spawn("door", "door", {"layout": self._layout, "rule": rule.describe()}, settings, door, {})
+        began = time.monotonic()
         states, books = new_slices(self._layout, model, load["rule"])
         for shard, listener in enumerate(listeners):
             numbers = [spec.slice for spec in self._layout.slices_of(shard)]
@@ -186,7 +187,7 @@ class Servers:
                 "shard": shard,
                 "incarnation": 0,
                 "directory": str(self.path),
-                "began": time.monotonic(),
+                "began": began,
                 "record": False,
             }
             told = {"coordinator": door.address}

@@ -6,7 +6,9 @@ session as the block's epoch, the minibatches of the session so far as its posit
 """
 
 import inspect
+import os
 import select
+import weakref
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -90,9 +92,15 @@ class LoopClient:
         self._computed = 0
         self._wish: Compute | None = None  # what the loop waits for
         self._exchanges: dict[int, TcpExchange] = {}
-        self._connect()
-        self._begin_session()
-        self._restart()
+        # Threads of exchanges would keep these open for ever, if the user only forgets this object.
+        weakref.finalize(self, _let_go, os.getpid(), self._exchanges, line).atexit = False
+        try:
+            self._connect()
+            self._begin_session()
+            self._restart()
+        except BaseException:
+            self._disconnect()
+            raise
 
     @property
     def version(self) -> int:
@@ -142,8 +150,10 @@ class LoopClient:
     def close(self, *, flush: bool) -> None:
         """Leave. Twice does nothing."""
         try:
-            if flush and self._exchanges and self._error is None and self._computed:
-                self._push_part()
+            if flush and self._error is None:
+                self._next_compute()
+                if self._computed:
+                    self._push_part()
         finally:
             self._error = self._error or LostError(reason="this optimizer was closed")
             self._disconnect()
@@ -278,7 +288,7 @@ class LoopClient:
     def _connect(self) -> None:
         """Make new connections, and take the model's values from what they fetch."""
         self._incarnation += 1
-        self._exchanges = self._line.connect(
+        self._exchanges |= self._line.connect(
             incarnation=self._incarnation, num_gradients=1, lost_after_s=self._patience_s
         )
         layout = self._line.layout
@@ -292,7 +302,7 @@ class LoopClient:
     def _disconnect(self) -> None:
         for exchange in self._exchanges.values():
             exchange.close()
-        self._exchanges = {}
+        self._exchanges.clear()
 
     def _exchange(self, wish: Exchange) -> Exchanged | None:
         """Push or fetch with all shards; None if these are other servers than before."""
@@ -390,6 +400,14 @@ def in_order(layout: Layout, parts: Iterable[Mapping[int, Tensor]]) -> list[Tens
     """The vectors of all slices, one after another, out of each shard's."""
     vectors = {number: vector for part in parts for number, vector in part.items()}
     return [vectors[spec.slice] for spec in layout.slices]
+
+
+def _let_go(pid: int, exchanges: dict[int, TcpExchange], line: DoorLine) -> None:
+    """End what a client held; not in a fork of its process, which has a copy of everything."""
+    if os.getpid() == pid:
+        for exchange in exchanges.values():
+            exchange.close()
+        line.close()
 
 
 def _step(block: Block) -> str:
