@@ -19,7 +19,7 @@ _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
 _TRAINING_MAY = _ROLES_MAY | {"shard", "replica", "coordinator"}
-_CLUSTER_MAY = _TRAINING_MAY | {"training"}
+_CLUSTER_MAY = _TRAINING_MAY | {"training", "loop"}
 
 # Room -> the rooms that it may import. A room may always import itself. Ground floor first.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -38,6 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shard": _ROLES_MAY,
     "replica": _ROLES_MAY,
     "coordinator": _ROLES_MAY,
+    # A user's own training loop is a replica that somebody else drives.
+    "loop": _ROLES_MAY | {"replica"},
     "training": _TRAINING_MAY,
     "cluster": _CLUSTER_MAY,
     "cli": _CLUSTER_MAY | {"cluster"},

@@ -13,6 +13,9 @@ _PUBLIC = {
     "fit": "squall.api",
     "start": "squall.api",
     "load": "squall.training.run",
+    "serve": "squall.cluster.servers",
+    "Servers": "squall.cluster.servers",
+    "DownpourOptimizer": "squall.loop.optimizer",
     "Run": "squall.training.run",
     "Job": "squall.training.job",
     "Downpour": "squall.training.strategies",
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
     from squall.api import start as start
     from squall.cluster.in_process import InProcess as InProcess
     from squall.cluster.local import Local as Local
+    from squall.cluster.servers import Servers as Servers
+    from squall.cluster.servers import serve as serve
     from squall.cluster.simulated import Simulated as Simulated
     from squall.cluster.world import Link as Link
     from squall.data.source import Source as Source
@@ -75,6 +80,7 @@ if TYPE_CHECKING:
     from squall.errors import RunExistsError as RunExistsError
     from squall.errors import SquallError as SquallError
     from squall.errors import UserCodeError as UserCodeError
+    from squall.loop.optimizer import DownpourOptimizer as DownpourOptimizer
     from squall.model.opaque import opaque as opaque
     from squall.observe.events import Checkpointed as Checkpointed
     from squall.observe.events import Ended as Ended

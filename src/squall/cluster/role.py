@@ -9,6 +9,7 @@ from typing import Any
 from squall.cluster.payload import Payload, pack, unpack
 from squall.coordinator import server as coordinator
 from squall.errors import ConfigError, LostError, SquallError, UserCodeError
+from squall.loop import door
 from squall.replica import runner as replica
 from squall.replica.data_worker import Packing
 from squall.shard import server as shard
@@ -103,4 +104,5 @@ _SERVE: dict[str, Callable[[dict[str, Any], dict[str, Any], Connection, list[int
     "replica": partial(replica.serve, packing=Packing(pack=_pack_minibatch, unpack=_unpack_minibatch)),
     "coordinator": coordinator.serve,
     "evaluator": evaluator.serve,
+    "door": door.serve,
 }

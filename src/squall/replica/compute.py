@@ -4,8 +4,7 @@ Walk of a minibatch: seed the random generators by its position, load it, forwar
 finishes each parameter, a hook copies its gradient into the slices' gradient vectors and checks it while it is
 in cache. The parameters themselves are views of the parameter buffer in use. On a device with memory of its own
 they are not: they are copied there at each swap, minibatches at each step, and gradients back. What adds up over
-minibatches is kept in float32 where parameters are bfloat16 or float16: the gradient of a block of several, which is
-rounded once, at its end, and what local steps move.
+minibatches is in `squall.replica.accrual`.
 """
 
 from collections.abc import Sequence
@@ -18,14 +17,13 @@ from squall.data.minibatches import Minibatches
 from squall.data.order import seed_for
 from squall.errors import SquallError, UserCodeError, is_out_of_memory
 from squall.model.device import CPU, seed_device, to_device
-from squall.model.install import Piece, install, pieces_of
+from squall.model.install import install
 from squall.model.layout import Layout
 from squall.model.objective import Objective
-from squall.model.parameters import LOW_PRECISION
+from squall.replica.accrual import BlockGradient, LocalSteps
 from squall.replica.data_worker import DataWorkers
 from squall.replica.downpour import Compute, Computed
 from squall.replica.loading import Loader, LoadsHere
-from squall.rules.apply import copy_gradient_
 from squall.rules.clip import clip_factor
 from squall.rules.rule import Rule
 
@@ -90,16 +88,13 @@ class ReplicaCompute:
         if self._has_own_memory:
             self._to_device()
         self._bound = install(self._model, task.layout, buffers, copied=self._has_own_memory)
-        self._pieces = [pieces_of(task.layout, vectors) for vectors in gradients]
-        self._buffer = 0
+        self._block = BlockGradient(task.layout, gradients, is_one_minibatch=task.streams)
         self._norms: list[Tensor] = []  # of this minibatch's gradients, if they are to be clipped
         self._clips_first = task.clip_norm is not None and not task.streams
         self._parameters = task.layout.space.parameters_of(self._model)
-        # By tensor, in float32: its sum over a block of several minibatches; what its local steps have made of it.
-        self._sums: dict[int, tuple[Piece]] = {} if task.streams else self._fresh_sums()
-        self._moved: dict[int, Tensor] = {}
-        self._present: set[int] = set()  # tensors with a gradient in this block
-        self._not_finite: set[int] = set()
+        self._local = (
+            None if task.local is None else LocalSteps(task.local, task.layout.space, self._parameters)
+        )
         self._keeps_gradients = False
         for index, parameter in enumerate(self._parameters):
             parameter.grad = None
@@ -110,7 +105,8 @@ class ReplicaCompute:
     def swap(self, buffer: int) -> None:
         """Take the parameters from this buffer from now on; between two minibatches only."""
         self._bound.swap_to(buffer)
-        self._moved.clear()
+        if self._local is not None:
+            self._local.fetched()
 
     def compute(self, wish: Compute) -> Computed:
         """Compute one minibatch.
@@ -120,9 +116,8 @@ class ReplicaCompute:
             MemoryError: there was not enough of it, which is this machine's trouble and nobody's bug.
         """
         if wish.is_first:
-            self._present.clear()
-            self._not_finite.clear()
-        self._buffer = wish.buffer
+            self._block.begin()
+        self._block.use(wish.buffer)
         self._keeps_gradients = wish.local_step or self._clips_first
         try:
             loss, examples = self._step(wish)
@@ -132,18 +127,16 @@ class ReplicaCompute:
             raise self._told(error, f"epoch {wish.epoch}, position {wish.position}") from error
         scale = self._clip()
         if wish.local_step:
-            self._move(wish.minibatches, scale)
-        elif self._clips_first:
+            assert self._local is not None
+            self._local.step(wish.minibatches, scale)
+        if self._keeps_gradients:
             self._drop_gradients()
         if not wish.is_last:
             return Computed(loss=loss, examples=examples)
-        self._copy_out_sums()
-        tensors = self._task.layout.space.tensors
-        absent = tuple(index for index in range(len(tensors)) if index not in self._present)
-        if not self._not_finite:
-            return Computed(loss=loss, examples=examples, absent=absent, scale=scale)
-        bad = tensors[min(self._not_finite)].name
-        return Computed(loss=loss, examples=examples, not_finite=bad, absent=absent)
+        absent, not_finite = self._block.end()
+        if not_finite:
+            return Computed(loss=loss, examples=examples, not_finite=not_finite, absent=absent)
+        return Computed(loss=loss, examples=examples, absent=absent, scale=scale)
 
     def _to_device(self) -> None:
         try:
@@ -183,27 +176,7 @@ class ReplicaCompute:
     def _copy_out(self, index: int, gradient: Tensor) -> None:
         """Copy a gradient to where shards read it, or add it to the block's."""
         # In one copy from where it is; slice by slice and added there would be many.
-        here = gradient.to(CPU) if self._has_own_memory else gradient
-        pieces = self._sums.get(index) or self._pieces[self._buffer][index]
-        if not copy_gradient_(pieces, here, accumulate=index in self._present):
-            self._not_finite.add(index)
-        self._present.add(index)
-
-    def _fresh_sums(self) -> dict[int, tuple[Piece]]:
-        tensors = enumerate(self._task.layout.space.tensors)
-        return {
-            index: (Piece(start=0, stop=spec.numel, vector=torch.zeros(spec.numel)),)
-            for index, spec in tensors
-            if spec.dtype in LOW_PRECISION
-        }
-
-    def _copy_out_sums(self) -> None:
-        """The block is over: round its sums to what shards read."""
-        for index, (total,) in self._sums.items():
-            if index in self._present:
-                pieces = self._pieces[self._buffer][index]
-                if not copy_gradient_(pieces, total.vector, accumulate=False):
-                    self._not_finite.add(index)
+        self._block.add(index, gradient.to(CPU) if self._has_own_memory else gradient)
 
     @torch.no_grad()
     def _clip(self) -> float:
@@ -224,29 +197,3 @@ class ReplicaCompute:
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-
-    @torch.no_grad()
-    def _move(self, minibatches: int, scale: float) -> None:
-        """Take a local step along this minibatch's gradients, which are still to be scaled."""
-        rule = self._task.local
-        assert rule is not None
-        rate = rule.rate_at(minibatches)
-        for index, parameter in enumerate(self._parameters):
-            if (gradient := parameter.grad) is None:
-                continue
-            if parameter.numel():
-                if scale != 1.0:
-                    gradient.mul_(scale)
-                values = self._to_move(index, parameter)
-                rule.update_(values, gradient.reshape(-1).to(values.dtype), (), learning_rate=rate, step=1)
-                if values.data_ptr() != parameter.data_ptr():
-                    parameter.copy_(values.view(parameter.shape))
-            parameter.grad = None
-
-    def _to_move(self, index: int, parameter: Tensor) -> Tensor:
-        """What a local step moves, in C order: the parameter's own memory if it can, else a copy."""
-        if self._task.layout.space.tensors[index].dtype not in LOW_PRECISION:
-            return parameter.detach().contiguous().view(-1)
-        if index not in self._moved:
-            self._moved[index] = parameter.detach().float().contiguous().view(-1)
-        return self._moved[index]

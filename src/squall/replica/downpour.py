@@ -254,16 +254,7 @@ class _Replica:
         """Take up what was fetched, and report the block."""
         if pushed.fetches:
             self._states, self._steps = exchanged.states, 0
-        gradient = pushed.gradient
-        finished = Finished(
-            block=gradient.block,
-            attempt=gradient.attempt,
-            outcome=_overall(exchanged.outcomes),
-            not_finite=gradient.not_finite,
-            loss_sum=pushed.loss_sum,
-            examples=gradient.examples,
-            staleness=_staleness(gradient.based_on, exchanged),
-        )
+        finished = report(pushed.gradient, exchanged, pushed.loss_sum)
         yield from self._ask(finished)
         yield from self._ask_ahead()
 
@@ -337,6 +328,19 @@ class _Replica:
 def _minibatches(states: Mapping[int, SliceState]) -> int:
     """What a schedule has counted at the fetched point; slices may differ, the furthest one speaks."""
     return max((state.minibatches for state in states.values()), default=0)
+
+
+def report(gradient: Gradient, exchanged: Exchanged, loss_sum: float) -> Finished:
+    """How a block ended, by what the shards answered to its push."""
+    return Finished(
+        block=gradient.block,
+        attempt=gradient.attempt,
+        outcome=_overall(exchanged.outcomes),
+        not_finite=gradient.not_finite,
+        loss_sum=loss_sum,
+        examples=gradient.examples,
+        staleness=_staleness(gradient.based_on, exchanged),
+    )
 
 
 def _staleness(based_on: Mapping[int, int], exchanged: Exchanged) -> float:

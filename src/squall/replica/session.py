@@ -245,7 +245,7 @@ class ReplicaSession(Machine):
         request = self._number()
         into = 1 - self.buffer if wish.fetch else None
         for shard, slices in self._shards.items():
-            self._open_exchange[shard] = _request(wish, request, slices, into)
+            self._open_exchange[shard] = request_of(wish, request, slices, into)
         return tuple(ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
 
     def _exchanged(self, event: FromShard) -> tuple[SessionEffect, ...]:
@@ -320,7 +320,13 @@ def _sender(loop: Loop, answer: Any) -> Callable[[], Any]:
     return lambda: loop.send(answer)
 
 
-def _request(wish: Exchange, request: int, slices: tuple[int, ...], into: int | None) -> Fetch | Push:
+def request_of(wish: Exchange, request: int, slices: tuple[int, ...], into: int | None) -> Fetch | Push:
+    """What one shard is sent for an exchange.
+
+    Args:
+        slices: that it holds, in order.
+        into: the parameter buffer to fetch into; None: no fetch.
+    """
     gradient = wish.gradient
     if gradient is None:
         assert into is not None

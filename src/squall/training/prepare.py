@@ -168,7 +168,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         "rule": state_form(job.strategy.rule),
     }
     if checkpoint is None:
-        states, books = _new_slices(layout, model, rule)
+        states, books = new_slices(layout, model, rule)
     else:
         _check_identity(checkpoint.identity, identity)
         states, books = relaid(checkpoint, layout)
@@ -309,10 +309,11 @@ def _plan(job: Job, minibatches: Minibatches) -> WorkPlan:
     )
 
 
-def _new_slices(
+def new_slices(
     layout: Layout, model: nn.Module, rule: Rule | RulePerTensor
 ) -> tuple[list[SliceState], list[SliceBook]]:
-    flat: dict[str, Tensor] = {dtype: layout.space.flat(model, dtype) for dtype in layout.space.dtypes}
+    """Every slice with the model's values, as before any update."""
+    flat: dict[str, Tensor] = {dtype: layout.space.flat(model, dtype).cpu() for dtype in layout.space.dtypes}
     vectors = masters_of(layout, split(layout, flat))
     states = [SliceState.create(spec, vectors[spec.slice], rule) for spec in layout.slices]
     return states, [SliceBook.new(spec.slice, spec.partition) for spec in layout.slices]

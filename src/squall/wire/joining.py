@@ -11,6 +11,11 @@
       JoinCoordinator  ---------------------->
                    <--------------------------  Welcome, or Unwelcome
 
+    user's own loop                            door of `squall.serve`
+      JoinLoop     -------------------------->
+                   <--------------------------  Welcome, then Served; or Unwelcome
+                   <--------------------------  Farewell  unasked: there is nothing more to be had here
+
 The first message of a connection has at most 4 KiB.
 """
 
@@ -72,6 +77,67 @@ class Alive(Noun, frozen=True, kw_only=True, tag=56):
     """Shard -> worker, now and then while a request of theirs waits: I am here, and have not forgotten you."""
 
 
-Introduction: TypeAlias = JoinShard | JoinBulk | JoinCoordinator
+class JoinLoop(Noun, frozen=True, kw_only=True, tag=57):
+    """Loop -> door: tell me where the shards are, and give me a session.
 
-Joining: TypeAlias = Introduction | Welcome | Unwelcome | Alive
+    Attributes:
+        life, session: what `Served` said before, to go on with the same; life 0: a new one.
+    """
+
+    life: int
+    session: int
+
+
+class ServedTensor(Noun, frozen=True, kw_only=True):
+    """A trainable tensor: `squall.model.parameters.TensorSpec`."""
+
+    name: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class ServedSlice(Noun, frozen=True, kw_only=True):
+    """A slice, numbered by its place: `squall.model.layout.SliceSpec`."""
+
+    shard: int
+    dtype: str
+    start: int
+    stop: int
+
+
+class Served(Noun, frozen=True, kw_only=True, tag=58):
+    """Door -> loop: all that you need to train what is served here.
+
+    Attributes:
+        life: of these servers, drawn when they were started; above 0.
+        session: yours; counts from 0.
+        shards: their addresses, by number.
+        rule: how the shards update, as `Rule.describe` says it, in JSON.
+    """
+
+    life: int
+    session: int
+    tensors: tuple[ServedTensor, ...]
+    slices: tuple[ServedSlice, ...]
+    shards: tuple[str, ...]
+    rule: str
+
+
+class Farewell(Noun, frozen=True, kw_only=True, tag=59):
+    """Door -> loop: no push will be taken any more.
+
+    Attributes:
+        why: in words.
+        tensor: number of the one that an update made non-finite; -1 if that is not why.
+        block: of that update, in words.
+    """
+
+    why: str
+    tensor: int = -1
+    block: str = ""
+
+
+Introduction: TypeAlias = JoinShard | JoinBulk | JoinCoordinator | JoinLoop
+
+Joining: TypeAlias = Introduction | Welcome | Unwelcome | Alive | Served | Farewell

@@ -3,7 +3,7 @@
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from squall.errors import ConfigError, LostError, RemoteProtocolError
@@ -50,9 +50,20 @@ class Caller:
         address: where the peer is reached.
         token: the cluster's.
         patience_s: how long to try before the peer counts as lost [seconds].
+        given_up: asked after each call that failed; a text says why it is in vain to try again.
     """
 
-    def __init__(self, *, me: str, peer: str, address: str, token: str, patience_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        me: str,
+        peer: str,
+        address: str,
+        token: str,
+        patience_s: float,
+        given_up: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._given_up = given_up
         self._me, self._peer, self._address = me, peer, Address.parse(address)
         self._token = check_token(token)
         self._patience_s = patience_s
@@ -78,6 +89,8 @@ class Caller:
             except (OSError, RemoteProtocolError) as error:
                 if isinstance(error, RefusedError):
                     raise self._refused(error.reason) from error
+                if (why := self._given_up()) is not None:
+                    raise LostError(reason=f"{self._me} lost {self._peer}: {why}") from error
                 now = time.monotonic()
                 if now - began > patience_s:
                     raise LostError(

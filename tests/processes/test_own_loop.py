@@ -1,0 +1,116 @@
+"""Users' own processes, however they are started, train together on one set of servers."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import squall
+from squall.cluster.local import Local
+from tests.loop.serving import join, network, serving, train
+from tests.processes.helpers import is_alive, wait_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS = 200
+
+SCRIPT = """
+import sys, squall, torch
+from tests.loop.serving import network, train
+torch.set_num_threads(1)
+model = network(seed=3)
+optimizer = squall.DownpourOptimizer(model, sys.argv[1], token=sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+train(model, optimizer, int(sys.argv[3]))
+optimizer.close()
+"""
+
+
+def work(address: str, token: str, is_ready: Any, go: Any) -> None:
+    """What the process that multiprocessing spawns does."""
+    torch.set_num_threads(1)
+    model = network(seed=4)
+    with squall.DownpourOptimizer(model, address, token=token) as optimizer:
+        is_ready.set()
+        go.wait()
+        train(model, optimizer, NUM_STEPS)
+
+
+def test_two_processes_at_once_count_every_push_once_and_are_one_update_behind(
+    local: Local, tmp_path: Path
+) -> None:
+    """B47. One spawned by multiprocessing, one a program of its own; each step of one lies within one of the other."""
+    context = multiprocessing.get_context("spawn")
+    is_ready, go = context.Event(), context.Event()
+    with serving(local, network(), out=tmp_path) as servers:
+        spawned = context.Process(target=work, args=(servers.address, servers.token, is_ready, go))
+        spawned.start()
+        arguments = [sys.executable, "-c", SCRIPT, servers.address, servers.token, str(NUM_STEPS)]
+        program = subprocess.Popen(
+            arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        assert is_ready.wait(30)
+        go.set()
+        program.communicate("go\n", timeout=30)
+        spawned.join(30)
+        last = network()
+        with join(servers, last) as optimizer:
+            assert optimizer.version == 2 * NUM_STEPS
+
+    assert (program.returncode, spawned.exitcode) == (0, 0)
+    rows = servers.ledger()
+    assert set(rows["outcome"]) == {"applied"}
+    both = rows[(rows["slice"] == 0) & (rows["version"] > 20) & (rows["version"] <= 2 * NUM_STEPS - 60)]
+    assert 0.7 < both["staleness"].mean() < 1.3
+
+
+def test_the_example_trains_in_two_processes_of_its_own(
+    local: Local, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ROOT / "examples" / "own_loop.py"
+    namespace: dict[str, Any] = {"__name__": "example", "__file__": str(path)}
+    exec(compile(path.read_text(), path, "exec"), namespace)  # as a user would run it, but for a warm process
+    monkeypatch.setattr(squall, "serve", partial(serving, local))
+
+    namespace["main"]()
+
+    said = capsys.readouterr().out
+    assert "[0, 0]" in said
+    assert float(said.split()[-1]) > 0.95
+
+
+def test_ctrl_c_in_the_process_that_serves_leaves_nothing(tmp_path: Path) -> None:
+    script = (
+        "import squall, torch\n"
+        "with squall.serve(torch.nn.Linear(2, 1)) as servers:\n"
+        "    roles = servers._roster.roles.values()\n"
+        "    print(servers._own_zygote.pid, *(role.pid for role in roles), servers.path, flush=True)\n"
+        "    import threading; threading.Event().wait()\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert program.stdout is not None
+    *pids, path = program.stdout.readline().split()
+    os.kill(program.pid, signal.SIGINT)
+    _, said = program.communicate(timeout=30)
+
+    assert "KeyboardInterrupt" in said.splitlines()[-1]
+    assert program.returncode in (1, -signal.SIGINT)
+    wait_until(lambda: not any(is_alive(int(pid)) for pid in pids), 5, "every process to end")
+    assert not Path(path).exists()
