@@ -163,7 +163,9 @@ def doctor(as_json: JsonOption = False) -> None:
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME...", help="Which figures; without names all. --list says which there are."),
+        typer.Argument(
+            metavar="NAME...", help="Which figures; without names all. --list says which there are."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="How often each side is measured, alternately.", min=1)] = 5,
     quick: Annotated[
@@ -175,7 +177,9 @@ def bench(
             metavar="FILE", help="Four idx files of Fashion-MNIST, for time-to-loss: give it once for each."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder: one JSON file for each figure is written there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder: one JSON file for each figure is written there.")
+    ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Say which figures there are.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -50,7 +50,11 @@ class Examination:
             told.append(f"{finding.verdict.value:<4}  {finding.name:<{width}}  {finding.value}")
             if finding.verdict is not Verdict.OK:
                 told.append(f"{'':<{width + 8}}{finding.advice}")
-        last = "Squall can train here." if self.is_possible else "Squall cannot train here: see what is bad above."
+        last = (
+            "Squall can train here."
+            if self.is_possible
+            else "Squall cannot train here: see what is bad above."
+        )
         return [*told, "", last]
 
 

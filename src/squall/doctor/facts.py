@@ -86,7 +86,9 @@ def look(root: Path = Path("/")) -> Facts:
         versions=_versions(torch),
         kernels=None if torch is None else torch.backends.cpu.get_cpu_capability(),
         cores=os.cpu_count() or 1,
-        cores_usable=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores_usable=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
         cores_granted=_granted(root),
         threads=None if torch is None else torch.get_num_threads(),
         thread_variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},

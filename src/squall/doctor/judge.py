@@ -105,7 +105,11 @@ def _zygote(zygote: float | str) -> Finding:
 def _cores(facts: Facts) -> list[Finding]:
     granted = facts.cores_usable if facts.cores_granted is None else facts.cores_granted
     share = f", {granted:.2g} granted" if granted < facts.cores_usable else ""
-    few = "" if granted >= 2 else "Replicas take turns on fewer than two cores: more than one will not be faster."
+    few = (
+        ""
+        if granted >= 2
+        else "Replicas take turns on fewer than two cores: more than one will not be faster."
+    )
     told = ", ".join(f"{name}={value}" for name, value in facts.thread_variables.items())
     many = (
         "More threads than cores: unset the variables, or lower them."
@@ -114,9 +118,7 @@ def _cores(facts: Facts) -> list[Finding]:
     )
     busy = f"Others want to run: speeds measured now mean little (bound {BUSY_LOAD:g})."
     return [
-        _finding(
-            "cores", f"{facts.cores}, {facts.cores_usable} usable{share}", look=few
-        ),
+        _finding("cores", f"{facts.cores}, {facts.cores_usable} usable{share}", look=few),
         _finding("threads", f"torch uses {facts.threads}" + (f", {told}" if told else ""), look=many),
         _finding("load", f"{facts.load:.2f}", look=busy if facts.load > BUSY_LOAD else ""),
     ]
@@ -207,13 +209,17 @@ def _speeds(speeds: Speeds | str) -> list[Finding]:
     if isinstance(speeds, str):
         return [_finding("speeds", "not measured", look=speeds)]
     slow = "Slower than usual: something else is running, or the machine is throttled."
-    copies = f"{_rate(speeds.copy_bytes_per_s)} with one thread, {_rate(speeds.copy_by_two_bytes_per_s)} with two"
+    copies = (
+        f"{_rate(speeds.copy_bytes_per_s)} with one thread, {_rate(speeds.copy_by_two_bytes_per_s)} with two"
+    )
     unix = f"{_micro(speeds.unix_round_trip_s)} a round trip, {_rate(speeds.unix_bytes_per_s)}"
     tcp = f"{_micro(speeds.tcp_round_trip_s)} a round trip, {_rate(speeds.tcp_bytes_per_s)}"
     is_slow = {
         "memory copies": speeds.copy_bytes_per_s < SLOW_COPY,
-        "Unix sockets": speeds.unix_round_trip_s > SLOW_ROUND_TRIP_S or speeds.unix_bytes_per_s < SLOW_LOOPBACK,
-        "TCP on loopback": speeds.tcp_round_trip_s > SLOW_ROUND_TRIP_S or speeds.tcp_bytes_per_s < SLOW_LOOPBACK,
+        "Unix sockets": speeds.unix_round_trip_s > SLOW_ROUND_TRIP_S
+        or speeds.unix_bytes_per_s < SLOW_LOOPBACK,
+        "TCP on loopback": speeds.tcp_round_trip_s > SLOW_ROUND_TRIP_S
+        or speeds.tcp_bytes_per_s < SLOW_LOOPBACK,
     }
     values = {"memory copies": copies, "Unix sockets": unix, "TCP on loopback": tcp}
     return [_finding(name, value, look=slow if is_slow[name] else "") for name, value in values.items()]

@@ -9,6 +9,7 @@ units and a softmax over 8,192 states.
 """
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,7 @@ def network(
     """
     widths = [inputs, *[hidden] * layers]
     parts: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         parts += [nn.Linear(before, after), nn.Sigmoid()]
     return nn.Sequential(*parts, nn.Linear(widths[-1], classes))
 
@@ -90,5 +91,5 @@ def frames(count: int, *, inputs: int, classes: int, seed: int) -> tuple[Tensor,
     out_of = torch.randn(TEACHER_UNITS, classes, generator=teacher)
     generator = torch.Generator().manual_seed(seed + 1)
     x = torch.randn(count, inputs, generator=generator)
-    y = torch.cat([((part @ into).tanh() @ out_of).argmax(dim=1) for part in x.split(CHUNK)])
+    y = torch.cat([((part @ into).tanh() @ out_of).argmax(dim=1) for part in torch.split(x, CHUNK)])
     return x, y
