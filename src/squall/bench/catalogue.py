@@ -3,10 +3,13 @@
 import ast
 import importlib
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from squall.bench.figure import Report, Settings
 from squall.errors import ConfigError
+
+if TYPE_CHECKING:
+    from squall.bench.place import Place
 
 PACKAGE = "squall.bench.figures"
 NAMES = (
@@ -24,7 +27,7 @@ NAMES = (
 class Figure(Protocol):
     """A module of `squall.bench.figures`."""
 
-    def measure(self, settings: Settings) -> Report: ...
+    def measure(self, settings: Settings, place: "Place") -> Report: ...
 
 
 def described() -> dict[str, str]:

@@ -39,6 +39,10 @@ class Relays:
         """(caller, callee) to bytes that went to the callee, and back."""
         return {link: (there, back) for link, (there, back) in self._counts.items()}
 
+    def forget(self) -> None:
+        """Count from 0 again, before another run."""
+        self._counts.clear()
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self

@@ -10,6 +10,7 @@ from typing import Any
 
 from squall.bench.catalogue import figure
 from squall.bench.figure import Settings
+from squall.bench.place import open_place
 from squall.bench.quiet import SAMPLE_S, listen
 from squall.doctor.examination import measured
 from squall.doctor.facts import look
@@ -37,27 +38,20 @@ def figures(names: Sequence[str], settings: Settings) -> Iterator[dict[str, Any]
     sample_s = QUICK_SAMPLE_S if settings.quick else SAMPLE_S
     before = listen(is_first=True, sample_s=sample_s)
     here = environment()
-    for name in names:
-        began = time.monotonic()
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        report = figure(name).measure(settings)
-        wall_s = time.monotonic() - began
-        after = listen(is_first=False, sample_s=sample_s)
-        yield {
-            "figure": name,
-            "at": at,
-            "quick": settings.quick,
-            "rounds": settings.rounds,
-            "wall_s": wall_s,
-            **report.as_json(judged=not settings.quick),
-            "quiet": {
+    with open_place() as place:
+        for name in names:
+            began = time.monotonic()
+            told: dict[str, Any] = {"figure": name, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            report = figure(name).measure(settings, place)
+            told |= {"quick": settings.quick, "rounds": settings.rounds, "wall_s": time.monotonic() - began}
+            after = listen(is_first=False, sample_s=sample_s)
+            quiet = {
                 "warning": before.warning or after.warning,
                 "before": before.as_json(),
                 "after": after.as_json(),
-            },
-            "environment": here,
-        }
-        before = after
+            }
+            yield {**told, **report.as_json(judged=not settings.quick), "quiet": quiet, "environment": here}
+            before = after
 
 
 def keep(told: dict[str, Any], folder: Path) -> Path:

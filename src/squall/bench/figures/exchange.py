@@ -21,19 +21,18 @@ import torch
 from torch import Tensor
 
 from squall.bench.figure import Report, Settings, ratio_of, series_of
+from squall.bench.place import Place
 from squall.bench.rounds import alternate
 from squall.bench.served import Bare, RawSocket, ServedShard, layout_of
-from squall.bench.workers import Workers
 
 NUMEL, QUICK_NUMEL = 42_000_000, 100_000
 NAMES = ("raw", "TCP fetch", "TCP push", "TCP step", "shared step", "bare")
 
 
-def measure(settings: Settings) -> Report:
+def measure(settings: Settings, place: Place) -> Report:
     """Measure; see the top of this file."""
     numel = QUICK_NUMEL if settings.quick else NUMEL
-    with Workers() as workers:
-        (told,) = workers.run(measure_rounds, [{"numel": numel, "rounds": settings.rounds}])
+    (told,) = place.workers.run(measure_rounds, [{"numel": numel, "rounds": settings.rounds}])
     rounds = told["rounds"]
     return Report(
         series=series_of(rounds, NAMES, "s"),

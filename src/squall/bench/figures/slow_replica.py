@@ -13,6 +13,7 @@ from pathlib import Path
 import squall
 from squall.bench.figure import Report, Settings, ratio_of, series_of
 from squall.bench.nets import speech_net
+from squall.bench.place import Place
 from squall.bench.rounds import alternate, steady_rate
 from squall.bench.sides import Work, start_data_parallel
 from squall.bench.throttle import Throttle, throttle_replica
@@ -21,10 +22,10 @@ from squall.bench.workers import Workers
 BATCH_SIZE = 128
 SHARE = 0.25
 STEPS, WARM = 16, 2
-QUICK_STEPS = 40
+QUICK_STEPS = 15
 
 
-def measure(settings: Settings) -> Report:
+def measure(settings: Settings, place: Place) -> Report:
     """Measure; see the top of this file."""
     work = Work(
         net=speech_net(quick=settings.quick),
@@ -32,9 +33,8 @@ def measure(settings: Settings) -> Report:
         steps=QUICK_STEPS if settings.quick else STEPS,
         warm=WARM,
     )
-    with Workers() as workers, squall.Local() as cluster:
-        sides = [partial(_downpour, cluster, work), partial(_data_parallel, workers, work)]
-        rounds = alternate(sides, settings.rounds)
+    sides = [partial(_downpour, place.cluster, work), partial(_data_parallel, place.workers, work)]
+    rounds = alternate(sides, settings.rounds)
     return Report(
         series=series_of(rounds, ("two replicas", "data parallel"), "examples/s"),
         ratios={

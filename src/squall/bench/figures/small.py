@@ -6,12 +6,11 @@ beside it.
 
 from functools import partial
 
-import squall
 from squall.bench.figure import Report, Settings, ratio_of, series_of
 from squall.bench.nets import small_net
+from squall.bench.place import Place
 from squall.bench.rounds import alternate
 from squall.bench.sides import Work, downpour, plain
-from squall.bench.workers import Workers
 
 BATCH_SIZE = 64
 STEPS, WARM = 3000, 30
@@ -24,19 +23,18 @@ CASES = {
 }
 
 
-def measure(settings: Settings) -> Report:
+def measure(settings: Settings, place: Place) -> Report:
     """Measure; see the top of this file."""
     steps, warm = (QUICK_STEPS, QUICK_WARM) if settings.quick else (STEPS, WARM)
     work = Work(net=small_net(), batch_size=BATCH_SIZE, steps=steps, warm=warm)
-    with Workers() as workers, squall.Local() as cluster:
-        sides = [
-            partial(plain, workers, work, "plain loop"),
-            *(
-                partial(downpour, cluster, work, name, replicas=replicas, n_fetch=every, n_push=every)
-                for name, (replicas, every, _) in CASES.items()
-            ),
-        ]
-        rounds = alternate(sides, settings.rounds)
+    sides = [
+        partial(plain, place.workers, work, "plain loop"),
+        *(
+            partial(downpour, place.cluster, work, name, replicas=replicas, n_fetch=every, n_push=every)
+            for name, (replicas, every, _) in CASES.items()
+        ),
+    ]
+    rounds = alternate(sides, settings.rounds)
     return Report(
         series=series_of(rounds, ("plain loop", *CASES), "examples/s"),
         ratios={

@@ -5,18 +5,17 @@
 
 from functools import partial
 
-import squall
 from squall.bench.figure import Report, Settings, ratio_of, series_of
 from squall.bench.nets import speech_net
+from squall.bench.place import Place
 from squall.bench.rounds import alternate
 from squall.bench.sides import Work, downpour, plain
-from squall.bench.workers import Workers
 
 BATCH_SIZE = 128
 STEPS, WARM = 12, 3
 
 
-def measure(settings: Settings) -> Report:
+def measure(settings: Settings, place: Place) -> Report:
     """Measure; see the top of this file."""
     work = Work(
         net=speech_net(quick=settings.quick),
@@ -24,13 +23,12 @@ def measure(settings: Settings) -> Report:
         steps=STEPS,
         warm=WARM,
     )
-    with Workers() as workers, squall.Local() as cluster:
-        sides = [
-            partial(plain, workers, work, "plain loop"),
-            partial(downpour, cluster, work, "one replica", replicas=1),
-            partial(downpour, cluster, work, "one replica, overlap", replicas=1, overlap=True),
-        ]
-        rounds = alternate(sides, settings.rounds)
+    sides = [
+        partial(plain, place.workers, work, "plain loop"),
+        partial(downpour, place.cluster, work, "one replica", replicas=1),
+        partial(downpour, place.cluster, work, "one replica, overlap", replicas=1, overlap=True),
+    ]
+    rounds = alternate(sides, settings.rounds)
     return Report(
         series=series_of(rounds, ("plain loop", "one replica", "one replica, overlap"), "examples/s"),
         ratios={

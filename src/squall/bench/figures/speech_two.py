@@ -7,12 +7,11 @@ DistributedDataParallel (gloo, two processes). A plain loop with two threads sta
 
 from functools import partial
 
-import squall
 from squall.bench.figure import Ratio, Report, Round, Series, Settings, ratio_of, series_of
 from squall.bench.nets import speech_net
+from squall.bench.place import Place
 from squall.bench.rounds import Side, alternate
 from squall.bench.sides import Work, ceiling, data_parallel, downpour, plain
-from squall.bench.workers import Workers
 
 # Batch size -> targets: of the ceiling, and of DistributedDataParallel.
 TARGETS = {128: (0.9, 1.05), 32: (0.85, 1.2)}
@@ -22,30 +21,29 @@ RATES = ("plain loop", "plain loop, two threads", "two replicas", "data parallel
 TERMS = ("step_s", "copy_s", "copy_and_check_s", "fetch_s")
 
 
-def measure(settings: Settings) -> Report:
+def measure(settings: Settings, place: Place) -> Report:
     """Measure; see the top of this file."""
     targets = QUICK_TARGETS if settings.quick else TARGETS
     net = speech_net(quick=settings.quick)
     series: dict[str, Series] = {}
     ratios: dict[str, Ratio] = {}
-    with Workers() as workers, squall.Local() as cluster:
-        for batch_size, (of_ceiling, of_data_parallel) in targets.items():
-            prefix = f"batch {batch_size}: "
-            work = Work(net=net, batch_size=batch_size, steps=STEPS, warm=WARM)
-            rounds = alternate(_sides(workers, cluster, work, prefix), settings.rounds)
-            series |= series_of(rounds, [prefix + name for name in RATES], "examples/s")
-            series |= series_of(rounds, [prefix + name for name in TERMS], "s")
-            ratios |= _ratios(rounds, prefix, of_ceiling, of_data_parallel)
+    for batch_size, (of_ceiling, of_data_parallel) in targets.items():
+        prefix = f"batch {batch_size}: "
+        work = Work(net=net, batch_size=batch_size, steps=STEPS, warm=WARM)
+        rounds = alternate(_sides(place, work, prefix), settings.rounds)
+        series |= series_of(rounds, [prefix + name for name in RATES], "examples/s")
+        series |= series_of(rounds, [prefix + name for name in TERMS], "s")
+        ratios |= _ratios(rounds, prefix, of_ceiling, of_data_parallel)
     return Report(series=series, ratios=ratios, sizes={"net": net.as_json(), "steps": STEPS})
 
 
-def _sides(workers: Workers, cluster: squall.Local, work: Work, prefix: str) -> list[Side]:
+def _sides(place: Place, work: Work, prefix: str) -> list[Side]:
     return [
-        partial(plain, workers, work, f"{prefix}plain loop"),
-        partial(downpour, cluster, work, f"{prefix}two replicas", replicas=2),
-        partial(data_parallel, workers, work, f"{prefix}data parallel"),
-        partial(plain, workers, work, f"{prefix}plain loop, two threads", threads=2),
-        partial(ceiling, workers, work, prefix),
+        partial(plain, place.workers, work, f"{prefix}plain loop"),
+        partial(downpour, place.cluster, work, f"{prefix}two replicas", replicas=2),
+        partial(data_parallel, place.workers, work, f"{prefix}data parallel"),
+        partial(plain, place.workers, work, f"{prefix}plain loop, two threads", threads=2),
+        partial(ceiling, place.workers, work, prefix),
     ]
 
 

@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from squall.bench.figure import Ratio, Report, Settings, series_of
+from squall.bench.place import Place
 from squall.bench.rounds import alternate
 from squall.observe.ledger import read_ledger
 
 MOST_S = 1.0
 
 
-def measure(settings: Settings) -> Report:
-    """Measure; see the top of this file. There is nothing smaller to be quick with."""
+def measure(settings: Settings, place: Place) -> Report:
+    """Measure; see the top of this file. There is nothing smaller to be quick with, and nothing may be warm."""
     rounds = alternate([import_alone, first_push], settings.rounds)
     over = tuple(one["first push"] - one["import alone"] for one in rounds)
     return Report(

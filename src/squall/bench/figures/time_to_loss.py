@@ -16,6 +16,7 @@ from typing import Any
 import squall
 from squall.bench.figure import Ratio, Report, Series, Settings, ratio_of, series_of
 from squall.bench.learning import Lesson, downpour, lesson, plain_loop
+from squall.bench.place import Place
 from squall.bench.rounds import alternate
 from squall.bench.workers import Workers
 from squall.errors import ConfigError
@@ -36,39 +37,36 @@ Learner = Callable[[int, float], tuple[float, bool]]
 """Learns with a seed and a rate; returns seconds, and whether the loss was reached."""
 
 
-def measure(settings: Settings) -> Report:
+def measure(settings: Settings, place: Place) -> Report:
     """Measure; see the top of this file."""
     series: dict[str, Series] = {}
     ratios: dict[str, Ratio] = {}
     sizes: dict[str, Any] = {}
     notes: list[str] = []
-    with Workers() as workers, squall.Local() as cluster:
-        for name in QUICK_DATA_SETS if settings.quick else DATA_SETS:
-            files = [str(file) for file in settings.data]
-            try:
-                task = lesson(name, files, quick=settings.quick)
-            except ConfigError as error:
-                notes.append(f"{name} was skipped: {error}")
-                continue
-            told = {"name": name, "files": files, "quick": settings.quick}
-            learned = _Learned(name=name, learners=_learners(workers, cluster, task, told))
-            learned.tune(QUICK_RATES if settings.quick else RATES)
-            rounds = alternate(learned.sides(), settings.rounds)
-            series |= series_of(rounds, [f"{name}: {side}" for side in learned.learners], "s")
-            ratios |= _ratios(name, rounds)
-            notes += learned.notes()
-            sizes[name] = {"target": task.target, "batch_size": task.batch_size, "rates": learned.rates}
+    for name in QUICK_DATA_SETS if settings.quick else DATA_SETS:
+        files = [str(file) for file in settings.data]
+        try:
+            task = lesson(name, files, quick=settings.quick)
+        except ConfigError as error:
+            notes.append(f"{name} was skipped: {error}")
+            continue
+        told = {"name": name, "files": files, "quick": settings.quick}
+        learned = _Learned(name=name, learners=_learners(place, task, told))
+        learned.tune(QUICK_RATES if settings.quick else RATES)
+        rounds = alternate(learned.sides(), settings.rounds)
+        series |= series_of(rounds, [f"{name}: {side}" for side in learned.learners], "s")
+        ratios |= _ratios(name, rounds)
+        notes += learned.notes()
+        sizes[name] = {"target": task.target, "batch_size": task.batch_size, "rates": learned.rates}
     return Report(series=series, ratios=ratios, sizes=sizes, notes=tuple(notes))
 
 
-def _learners(
-    workers: Workers, cluster: squall.Local, task: Lesson, told: dict[str, Any]
-) -> dict[str, Learner]:
+def _learners(place: Place, task: Lesson, told: dict[str, Any]) -> dict[str, Learner]:
     found: dict[str, Learner] = {
-        name: partial(_plainly, workers, told, threads) for name, threads in PLAIN.items()
+        name: partial(_plainly, place.workers, told, threads) for name, threads in PLAIN.items()
     }
     for name, (every, overlap) in DOWNPOUR.items():
-        found[name] = partial(_by_downpour, cluster, task, every, overlap)
+        found[name] = partial(_by_downpour, place.cluster, task, every, overlap)
     return found
 
 
