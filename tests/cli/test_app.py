@@ -432,7 +432,16 @@ def test_pushes_that_were_cut_short_or_have_something_behind_them_are_not_replay
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["recipes"], ["version"], ["ledger", "nosuch"]]
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["recipes"],
+        ["version"],
+        ["ledger", "nosuch"],
+        ["bench", "--list"],
+        ["bench", "nosuch"],
+    ],
 )
 def test_what_needs_no_torch_does_not_import_it(arguments: list[str]) -> None:
     code = (

@@ -32,37 +32,35 @@ def alternate(sides: Sequence[Side], rounds: int) -> list[Round]:
 
 
 def steady_rate(ledger: Ledger, *, warm: int) -> float:
-    """Examples per second between two points of a run in steady state, by what its shards wrote down.
+    """Examples per second in a run's steady state, by what its shards wrote down.
 
-    From the time by which every replica has had `warm` blocks applied, to the last time at which none of them was
-    done. Both ends are times of rows, so that the rows after the first make up the time between.
+    That is from the time by which every replica has had `warm` blocks applied, to the last time at which none of them
+    was done. In it, each replica's speed is what it had applied between its first and its last row, over the time
+    between them, so that no part of a block is counted or lost at the ends; the sum over replicas is the run's.
 
     Args:
         ledger: of a run; of its slices the first one counts, since a block has a row on each.
         warm: blocks of each replica that are left out, at least 1.
 
     Raises:
-        RunError: a replica has no more than `warm` blocks.
+        RunError: a replica has fewer than two rows in that time.
     """
     applied = (ledger["outcome"] == str(Outcome.APPLIED)) & (
         ledger["slice"] == ledger["slice"].min(initial=0)
     )
     rows = ledger[applied]
-    starts, stops = [], []
-    for replica in np.unique(rows["replica"]):
-        own = np.flatnonzero(rows["replica"] == replica)
-        if len(own) <= warm:
-            raise RunError(
-                reason=f"replica {replica} had {len(own)} blocks applied, too few for a rate after {warm}"
-            )
-        starts.append(own[warm - 1])
-        stops.append(own[-1])
-    if not starts:
-        raise RunError(reason="nothing was applied, so there is no rate")
-    start, stop = max(starts), min(stops)
-    seconds = float(rows["time_s"][stop] - rows["time_s"][start])
-    if stop <= start or seconds <= 0:
-        raise RunError(
-            reason=f"the replicas hardly worked at the same time: no rate after {warm} blocks each"
-        )
-    return float(rows["examples"][start + 1 : stop + 1].sum()) / seconds
+    by_replica = [rows[rows["replica"] == replica] for replica in np.unique(rows["replica"])]
+    if not by_replica or min(map(len, by_replica)) <= warm:
+        raise RunError(reason=f"a replica had no more than {warm} blocks applied, too few for a rate")
+    start = max(own["time_s"][warm - 1] for own in by_replica)
+    stop = min(own["time_s"][-1] for own in by_replica)
+    return sum(_rate_within(own, start, stop) for own in by_replica)
+
+
+def _rate_within(rows: Ledger, start: float, stop: float) -> float:
+    """One replica's examples per second from its first row in that time to its last."""
+    inside = rows[(rows["time_s"] >= start) & (rows["time_s"] <= stop)]
+    seconds = float(inside["time_s"][-1] - inside["time_s"][0]) if len(inside) else 0.0
+    if seconds <= 0:
+        raise RunError(reason="the replicas hardly worked at the same time, so there is no rate")
+    return float(inside["examples"][1:].sum()) / seconds

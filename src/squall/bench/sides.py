@@ -93,7 +93,7 @@ def ceiling(workers: Workers, work: Work, prefix: str) -> Mapping[str, float]:
 def ceiling_of(*, step_s: float, copy_and_check_s: float, fetch_s: float) -> float:
     """How many times a plain loop two replicas can be at most.
 
-    >>> ceiling_of(step_s=0.3, copy_and_check_s=0.02, fetch_s=0.02)
-    1.7647058823529411
+    >>> ceiling_of(step_s=0.6, copy_and_check_s=0.1, fetch_s=0.1)
+    1.5
     """
     return 2 * step_s / (step_s + copy_and_check_s + fetch_s)

@@ -14,7 +14,7 @@ from squall.bench.sides import Work, downpour, plain
 
 BATCH_SIZE = 64
 STEPS, WARM = 3000, 30
-QUICK_STEPS, QUICK_WARM = 100, 3
+QUICK_STEPS, QUICK_WARM = 40, 2
 # Name -> replicas, minibatches to a push and to a fetch, and the target.
 CASES = {
     "one replica, n = 1": (1, 1, None),
