@@ -56,7 +56,8 @@ def test_memory_is_told_in_bytes(tmp_path: Path) -> None:
 def test_the_tightest_limit_of_nested_control_groups_counts(tmp_path: Path) -> None:
     write(tmp_path, "proc/self/cgroup", "0::/job/step\n")
     write(tmp_path, "sys/fs/cgroup/job/memory.max", "1000000\n")
-    write(tmp_path, "sys/fs/cgroup/job/step/memory.max", "max\n")
+    write(tmp_path, "sys/fs/cgroup/job/step/memory.max", "5000000\n")
+    write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
     write(tmp_path, "sys/fs/cgroup/job/cpu.max", "150000 100000\n")
     write(tmp_path, "sys/fs/cgroup/job/step/cpu.max", "max 100000\n")
 

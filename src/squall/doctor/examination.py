@@ -22,7 +22,7 @@ class Examination:
     Attributes:
         facts, speeds: what was found; speeds are None if they could not be measured.
         findings: a line for each.
-        is_possible: whether training is possible here.
+        is_possible: whether training in processes of this machine is.
     """
 
     facts: Facts
@@ -50,11 +50,8 @@ class Examination:
             told.append(f"{finding.verdict.value:<4}  {finding.name:<{width}}  {finding.value}")
             if finding.verdict is not Verdict.OK:
                 told.append(f"{'':<{width + 8}}{finding.advice}")
-        last = (
-            "Squall can train here."
-            if self.is_possible
-            else "Squall cannot train here: see what is bad above."
-        )
+        wrong = "Squall cannot train in processes of this machine: see what is bad above."
+        last = "Squall can train here." if self.is_possible else wrong
         return [*told, "", last]
 
 
