@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One thread a process: tests run side by side, and start processes of their own.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-PYTHON_FILES := src tests examples benchmarks docs/make_protocol.py
+PYTHON_FILES := src tests examples docs/make_protocol.py
 
 .PHONY: demo test check nightly bench docs clean
 
@@ -25,8 +25,8 @@ nightly: $(INSTALLED)  ## long grids, and faults planted into the deciders
 	$(TEST) -m nightly --timeout 3600
 	$(BIN)/python -m tests.simulated.mutants
 
-bench: $(INSTALLED)  ## the short benchmarks, one JSON object each; python -m benchmarks.simulated has the long ones
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+bench: $(INSTALLED)  ## every figure of speed, for a quiet machine; takes an hour, and keeps each under benchmarks/results/
+	$(BIN)/squall bench --out benchmarks/results
 
 docs: $(INSTALLED)  ## write docs/protocol.md from the state tables
 	$(BIN)/python docs/make_protocol.py

@@ -45,12 +45,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": _CLUSTER_MAY | {"cluster"},
 }
 # Above all rooms: they put the parts together for a user, or use Squall as one.
-ROOF = {"__init__", "__main__", "api", "recipes"}
+ROOF = {"__init__", "__main__", "api", "bench", "doctor", "recipes"}
 # (file, room): an import that points upward, inside a function, with its reason.
 LOOKED_UP = {
     # The roof fills in defaults; the command line shows what `fit` does.
     ("cli/training.py", "api"): "`squall train` calls what a user calls",
     ("cli/app.py", "__init__"): "`squall version`",
+    ("cli/bench.py", "bench"): "`squall bench` measures Squall as a user would",
+    ("cli/doctor.py", "doctor"): "`squall doctor` starts a process as a run does",
     ("cli/listing.py", "recipes"): "`squall recipes` lists them",
     ("training/recipe.py", "recipes"): "`available` lists them; recipes are found by name, at run time",
 }

@@ -22,7 +22,7 @@ from squall.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = {"train", "resume", "recipes", "evaluate", "export", "ledger", "version"}
+COMMANDS = {"train", "resume", "recipes", "evaluate", "export", "ledger", "doctor", "bench", "version"}
 
 
 def blocks(language: str) -> list[str]:
@@ -63,7 +63,7 @@ def test_the_commands_in_it_run_one_after_the_other(tmp_path: Path, monkeypatch:
         assert program == "squall"
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, f"{line}: {result.stderr}"
-    assert {shlex.split(line)[1] for line in lines} >= COMMANDS - {"resume", "version"}
+    assert {shlex.split(line)[1] for line in lines} >= COMMANDS - {"resume", "doctor", "bench", "version"}
     assert (tmp_path / "model.safetensors").exists()
 
 

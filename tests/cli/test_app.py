@@ -432,7 +432,16 @@ def test_pushes_that_were_cut_short_or_have_something_behind_them_are_not_replay
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["recipes"], ["version"], ["ledger", "nosuch"]]
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["recipes"],
+        ["version"],
+        ["ledger", "nosuch"],
+        ["bench", "--list"],
+        ["bench", "nosuch"],
+    ],
 )
 def test_what_needs_no_torch_does_not_import_it(arguments: list[str]) -> None:
     code = (
@@ -451,7 +460,7 @@ def test_importing_squall_imports_neither_torch_nor_numpy() -> None:
 
 
 def test_recipes_lists_what_comes_with_squall() -> None:
-    assert [line.split()[0] for line in squall_("recipes").out.splitlines()] == ["digits"]
+    assert [line.split()[0] for line in squall_("recipes").out.splitlines()] == ["digits", "speech"]
 
 
 def test_version_says_which() -> None:

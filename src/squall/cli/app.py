@@ -151,6 +151,50 @@ def _replayed(path: Path) -> dict[str, float]:
 
 
 @app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what this machine is, whether Squall can train on it, and what to do about what is not fine."""
+    with outcome():
+        from squall.cli.doctor import doctor as examine
+
+        examine(as_json=as_json)
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME...", help="Which figures; without names all. --list says which there are."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="How often each side is measured, alternately.", min=1)] = 5,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small and short, to see that it works; the figures mean nothing.")
+    ] = False,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Four idx files of Fashion-MNIST, for time-to-loss: give it once for each."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder: one JSON file for each figure is written there.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Say which figures there are.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how fast Squall is, beside what it is to be compared with."""
+    with outcome():
+        from squall.cli import bench as benchmarks
+
+        if listing:
+            for line in benchmarks.lines():
+                typer.echo(line)
+            return
+        benchmarks.bench(names or [], rounds=rounds, quick=quick, data=data or [], out=out, as_json=as_json)
+
+
+@app.command()
 def version() -> None:
     """Say which version this is."""
     from squall import __version__

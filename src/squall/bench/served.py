@@ -1,30 +1,16 @@
-"""How fast do tensors travel between a worker and a shard? Beside a raw socket, and beside the bare arithmetic.
+"""One shard in a process of its own, without a run around it, and what its speed is held against.
 
-One shard in a process of its own serves 42 million float32 (168 MB) with Adagrad to a worker here, once over TCP and once
-over shared memory. In each round every figure is measured once, one after the other, so that a busy machine is busy for
-all. Prints one JSON object, medians, in seconds:
-
-- `raw_s`: 168 MB one way through a loopback socket into memory that is there, and one byte back.
-- `tcp_fetch_s`, `tcp_push_s`: the same bytes as a fetch, and as a push that the shard has had already, so that nothing
-  is computed but the check for finiteness; `of_raw` is raw_s over each, by rounds. Target: at least 0.85.
-- `shared_step_s`, `tcp_step_s`: a push, applied, and the fetch of the new values; the copy of the gradient to where the
-  shard reads it, and of the values from where the shard left them, included for shared memory.
-- `bare_s`: one fused Adagrad pass and two copies in one process; `shared_of_bare` is shared_step_s over it. Target: at
-  most 1.3.
+This looks inside Squall, as no other file of this room does: only so can an exchange be timed apart from computing.
+All are made in a process with one thread, since they fork.
 """
 
-import json
 import os
 import socket
-import statistics
-import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from squall.blocks import Block
 from squall.model.exchange import ExchangePlan
@@ -33,7 +19,7 @@ from squall.model.parameters import ParameterSpace
 from squall.replica.exchange import Exchange, SharedExchange, TcpExchange, introduction, wait_for_reply
 from squall.rules.adagrad import Adagrad
 from squall.rules.apply import SliceState
-from squall.shard.machine import SliceBook
+from squall.shard.books import SliceBook
 from squall.shard.server import ShardServer
 from squall.wire.channel import Channel
 from squall.wire.connection import Connection
@@ -45,21 +31,29 @@ from squall.wire.memory import SharedArena
 from squall.wire.messages import Fetch, Push
 from squall.wire.tcp import BUFFER_BYTES, Caller
 
-ROUNDS = 7
-NUMEL = 42_000_000
 RULE = Adagrad(learning_rate=0.01)
 
 
 class Flat(nn.Module):
-    """One parameter of `NUMEL` elements."""
+    """One parameter of so many elements."""
 
-    def __init__(self) -> None:
+    def __init__(self, numel: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(NUMEL))
+        self.weight = nn.Parameter(torch.zeros(numel))
+
+
+def layout_of(numel: int) -> Layout:
+    """So many float32 on one shard."""
+    return Layout.balanced(ParameterSpace.of(Flat(numel)), num_shards=1)
 
 
 class ServedShard:
-    """A shard in a fork of this process."""
+    """A shard with Adagrad, in a fork of this process, and a worker's end of the exchange with it, here.
+
+    Args:
+        transport: "shared" or "tcp".
+        folder: an empty one, for its ledger.
+    """
 
     def __init__(self, layout: Layout, transport: str, folder: Path) -> None:
         self._layout = layout
@@ -70,7 +64,7 @@ class ServedShard:
         self._address = doors["shard0"].address
         self._pid = os.fork()
         if self._pid == 0:
-            tcp = {
+            tcp: dict[str, object] = {
                 "token": self._token,
                 "address": self._address,
                 "addresses": {"coordinator": doors["coordinator"].address},
@@ -167,13 +161,13 @@ def _serve(
 class RawSocket:
     """A peer in a fork of this process that receives as many bytes into the same memory, and answers with one."""
 
-    def __init__(self) -> None:
+    def __init__(self, numel: int) -> None:
         listening = socket.create_server(("127.0.0.1", 0))
         self._pid = os.fork()
         if self._pid == 0:
-            self._receive(listening)
+            self._receive(listening, numel)
         self._socket = socket.create_connection(listening.getsockname())
-        self._data = torch.ones(NUMEL).numpy().data.cast("B")
+        self._data = torch.ones(numel).numpy().data.cast("B")
 
     def send(self) -> None:
         self._socket.sendall(self._data)
@@ -184,10 +178,10 @@ class RawSocket:
         os.waitpid(self._pid, 0)
 
     @staticmethod
-    def _receive(listening: socket.socket) -> None:
+    def _receive(listening: socket.socket, numel: int) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         connection, _ = listening.accept()
-        memory = torch.zeros(NUMEL).numpy().data.cast("B")
+        memory = torch.zeros(numel).numpy().data.cast("B")
         while True:
             done = 0
             while done < len(memory):
@@ -201,8 +195,8 @@ class RawSocket:
 class Bare:
     """The arithmetic of a step in one process: one fused pass, the gradient copied in, the values copied out."""
 
-    def __init__(self) -> None:
-        self._vectors = [torch.full((NUMEL,), 0.5) for _ in range(5)]
+    def __init__(self, numel: int) -> None:
+        self._vectors = [torch.full((numel,), 0.5) for _ in range(5)]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -210,56 +204,3 @@ class Bare:
         gradient.copy_(source)
         RULE.update_(params, gradient, (total,), learning_rate=0.01, step=1)
         target.copy_(params)
-
-
-def seconds(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def with_copies(shard: ServedShard, source: Tensor) -> None:
-    """A step over shared memory, as a worker has it: the gradient has to get there first."""
-    views = shard.exchange.views
-    next(iter(views.gradients[0].values())).copy_(source)
-    shard.step()
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    layout = Layout.balanced(ParameterSpace.of(Flat()), num_shards=1)
-    raw, bare = RawSocket(), Bare()
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        shared = ServedShard(layout, "shared", Path(one))
-        tcp = ServedShard(layout, "tcp", Path(other))
-        gradient = torch.full((NUMEL,), 0.5)
-        tcp.exchange.views.gradients[0][0].copy_(gradient)
-        works: dict[str, Callable[[], None]] = {
-            "raw_s": raw.send,
-            "tcp_fetch_s": tcp.fetch,
-            "tcp_push_s": tcp.push_again,
-            "tcp_step_s": tcp.step,
-            "shared_step_s": lambda: with_copies(shared, gradient),
-            "bare_s": bare.step,
-        }
-        tcp.step()
-        for work in works.values():
-            work()  # touches the memory
-        rounds = [{name: seconds(work) for name, work in works.items()} for _ in range(ROUNDS)]
-        for made in (shared, tcp, raw):
-            made.close()
-    told: dict[str, object] = {"benchmark": "transport", "rounds": ROUNDS, "megabytes": NUMEL * 4 / 1e6}
-    told |= {name: round(statistics.median(one[name] for one in rounds), 4) for name in works}
-    told["fetch_of_raw"] = ratio(rounds, "raw_s", "tcp_fetch_s")
-    told["push_of_raw"] = ratio(rounds, "raw_s", "tcp_push_s")
-    told["shared_of_bare"] = ratio(rounds, "shared_step_s", "bare_s")
-    print(json.dumps(told))
-    assert threading.active_count() == 1
-
-
-def ratio(rounds: list[dict[str, float]], above: str, below: str) -> float:
-    return round(statistics.median(one[above] / one[below] for one in rounds), 3)
-
-
-if __name__ == "__main__":
-    main()
