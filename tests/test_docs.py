@@ -1,7 +1,7 @@
 """Tests of docs/: generated pages are up to date, and names that pages speak of are there.
 
 Faults planted here by hand, each seen to fail a test: a row taken out of a state table · a message's description changed ·
-a misspelt name in the table of the paper · a `Job` argument missing from the contract · a refused one said to be built.
+a misspelt name in the table of the paper · a misspelt test, and a misspelt name, in the semantics · a `Job` argument missing from the contract · a refused one said to be built.
 """
 
 import dataclasses
@@ -21,6 +21,8 @@ import squall
 DOCS = Path(__file__).parents[1] / "docs"
 CONTRACT = (DOCS / "contract.md").read_text()
 TABLE = (DOCS / "paper-to-code.md").read_text()
+SEMANTICS = (DOCS / "semantics.md").read_text()
+NAME = r"`(squall[\w.]*:[\w.]+)`"
 
 
 def make_protocol() -> ModuleType:
@@ -36,13 +38,20 @@ def test_the_protocol_page_is_what_the_code_says() -> None:
     assert (DOCS / "protocol.md").read_text() == make_protocol().page(), "run `make docs`"
 
 
-@pytest.mark.parametrize("name", re.findall(r"`(squall[\w.]*:[\w.]+)`", TABLE))
-def test_a_name_in_the_table_of_the_paper_is_there(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(re.findall(NAME, TABLE + SEMANTICS))))
+def test_a_name_in_the_table_of_the_paper_or_in_the_semantics_is_there(name: str) -> None:
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
         found = getattr(found, part)
     assert found is not None
+
+
+def test_each_test_that_the_semantics_name_is_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", SEMANTICS)
+    assert len(named) >= SEMANTICS.count("\nTest: ") >= 20
+    files = {path: (DOCS.parent / path).read_text() for path, _ in named}
+    assert [test for path, test in named if f"\ndef {test}(" not in files[path]] == []
 
 
 def test_every_row_of_the_table_of_the_paper_names_code() -> None:

@@ -54,7 +54,8 @@ class Checkpoint:
         """Positions that every slice has: what a resumed run need not do again."""
         if not self.books:
             return BlockSet()
-        return reduce(BlockSet.common, (book.settled for book in self.books))
+        first, *others = (book.settled for book in self.books)
+        return reduce(BlockSet.common, others, BlockSet(first.entries()))  # a shard goes on writing to its own
 
     def tensors(self) -> dict[str, Tensor]:
         """The trained tensors by name."""
