@@ -142,6 +142,10 @@ def test_flush_and_close_push_a_block_that_is_cut_short(servers: Servers) -> Non
     assert bool((servers.state_dict()["0"] == 8.0).all())
     with pytest.raises(squall.LostError, match="was closed"):
         loop.step()
+    servers.close()
+    rows = servers.ledger()
+    assert rows[rows["slice"] == 0]["first"].tolist() == [0, 3, 7]
+    assert rows[rows["slice"] == 0]["minibatches"].tolist() == [3, 4, 1]
 
 
 def test_a_loop_that_ends_by_an_error_pushes_no_half_block(servers: Servers) -> None:
