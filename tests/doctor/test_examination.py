@@ -5,6 +5,7 @@ Faults planted here by hand, each seen to fail a test: exit code 0 when training
 """
 
 import json
+import os
 from dataclasses import replace
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from squall.cli.app import app
+from squall.cluster.zygote import Exit
 from squall.doctor import examination
 from squall.doctor.examination import Examination, examine
 from squall.doctor.judge import judge
@@ -59,19 +61,41 @@ def test_advice_stands_below_its_finding() -> None:
 
 
 class Zygote:
-    """One that cannot start."""
+    """One that cannot start, or forks a role that ends with this code."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code, self.is_closed = code, False
+        self.news = os.eventfd(1)
 
     def wait_ready(self, timeout_s: float) -> None:
-        raise RunError(reason="it was killed by signal 9")
+        if self.code is None:
+            raise RunError(reason="it was killed by signal 9")
+
+    def spawn(self, name: str, target: str) -> None:
+        pass
+
+    def fileno(self) -> int:
+        return self.news
+
+    def exits(self) -> list[Exit]:
+        assert self.code is not None
+        return [Exit(name="doctor", pid=1, returncode=self.code)]
 
     def close(self) -> None:
         self.is_closed = True
+        os.close(self.news)
 
 
-def test_a_process_that_cannot_start_is_told_and_closed() -> None:
-    zygote = Zygote()
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(None, "it was killed by signal 9"), (1, "The process that it forked ended with [1].")],
+)
+def test_a_process_that_cannot_start_or_fails_is_told_and_closed(code: int | None, words: str) -> None:
+    zygote = Zygote(code)
 
-    told = examination._forked(zygote, 0.0)  # type: ignore[arg-type]
-
-    assert told == "it was killed by signal 9"
+    assert examination._forked(zygote, 0.0) == words  # type: ignore[arg-type]
     assert zygote.is_closed
+
+
+def test_one_that_forks_is_told_by_its_seconds() -> None:
+    assert isinstance(examination._forked(Zygote(0), 0.0), float)  # type: ignore[arg-type]

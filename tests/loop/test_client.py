@@ -1,6 +1,10 @@
 """What a loop does when lines break, servers come and go, and the user interrupts: a push counts once or is told lost.
 
 The oracle is counting: the servers begin at zeros and add what is pushed.
+
+Faults planted by hand, each seen to fail a test here: a gradient is not taken along when a loop comes back · positions go on
+after other servers came · the door does not say farewell · a block that is cut short is told at its full length (the
+ledger's figures were added for it).
 """
 
 import gc
@@ -142,6 +146,10 @@ def test_flush_and_close_push_a_block_that_is_cut_short(servers: Servers) -> Non
     assert bool((servers.state_dict()["0"] == 8.0).all())
     with pytest.raises(squall.LostError, match="was closed"):
         loop.step()
+    servers.close()
+    rows = servers.ledger()
+    assert rows[rows["slice"] == 0]["first"].tolist() == [0, 3, 7]
+    assert rows[rows["slice"] == 0]["minibatches"].tolist() == [3, 4, 1]
 
 
 def test_a_loop_that_ends_by_an_error_pushes_no_half_block(servers: Servers) -> None:

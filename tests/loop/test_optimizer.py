@@ -1,4 +1,7 @@
-"""What of a torch optimizer's face works, and what is refused by name."""
+"""What of a torch optimizer's face works, and what is refused by name.
+
+Planted by hand and seen to fail a test here: another model is not refused.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -306,8 +306,6 @@ class LoopClient:
 
     def _exchange(self, wish: Exchange) -> Exchanged | None:
         """Push or fetch with all shards; None if these are other servers than before."""
-        if self._asked is not None and self._collect() is None:
-            return None
         self._ask(wish)
         return self._collect()
 
