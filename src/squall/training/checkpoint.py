@@ -55,7 +55,9 @@ class Checkpoint:
         if not self.books:
             return BlockSet()
         first, *others = (book.settled for book in self.books)
-        return reduce(BlockSet.common, others, BlockSet(first.entries()))  # a shard goes on writing to its own
+        return reduce(
+            BlockSet.common, others, BlockSet(first.entries())
+        )  # a shard goes on writing to its own
 
     def tensors(self) -> dict[str, Tensor]:
         """The trained tensors by name."""
