@@ -1,7 +1,7 @@
 """Tests of docs/from-pytorch.md: its programs are taken from the page and run.
 
 Faults planted here by hand, each seen to fail a test: another rate on one side · `schedules.cosine` with another total ·
-the clipping left out of the plain loop · `seed_for` left out of the sampler · the mean in place of the sum of four
+the clipping left out of the plain loop · `seed_for` left out of the sampler · its epoch not counted · the mean in place of the sum of four
 gradients · a misspelt argument in a recipe · a program of the page without a name.
 """
 
@@ -24,7 +24,7 @@ from squall.cli.app import app
 
 PAGE = (Path(__file__).parents[1] / "docs" / "from-pytorch.md").read_text()
 PROGRAMS = dict(re.findall(r"^`([\w]+\.py)`:\n\n```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
-ALONE = "replicas=1,\n    cluster=squall.InProcess(),\n    progress=False,"
+ALONE = "replicas=1,\n    cluster=squall.InProcess(),\n    threads=1,\n    progress=False,"
 
 
 @pytest.fixture
@@ -94,7 +94,8 @@ def test_its_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     commands = re.findall(r"`squall ((?:train|export) [^`]*\.(?:py|safetensors)[^`]*)`", PAGE)
     assert len(commands) == 3
     for command in commands:
-        result = CliRunner().invoke(app, command.split())
+        one_thread = ["--set", "threads=1"] if command.startswith("train") else []
+        result = CliRunner().invoke(app, [*command.split(), *one_thread])
         assert result.exit_code == 0, f"{command}: {result.stderr}"
     assert squall.load(folder / "runs" / "ddp").metrics["test_accuracy"] > 0.9
     assert squall.load(folder / "runs" / "lit").metrics["test_accuracy"] > 0.9
@@ -141,7 +142,7 @@ def test_four_pushed_as_one_are_the_sum_of_four_gradients_at_one_point(kind: str
     rule = squall.Adagrad(learning_rate=0.1) if kind == "adagrad" else squall.Sgd(learning_rate=0.1)
     local = None if kind == "adagrad" else squall.Sgd(learning_rate=0.0)
     run = squall.fit(
-        model, (x, y), replicas=1, batch_size=8, epochs=2, cluster=squall.InProcess(), progress=False,
+        model, (x, y), replicas=1, batch_size=8, epochs=2, cluster=squall.InProcess(), threads=1, progress=False,
         strategy=squall.Downpour(n_fetch=4, n_push=4, rule=rule, local=local),
     )  # fmt: skip
     of = torch.optim.Adagrad if kind == "adagrad" else torch.optim.SGD
@@ -156,7 +157,7 @@ def test_a_resumed_run_may_have_another_rate_and_no_other_kind_of_rule(tmp_path:
     def fit(rule: Any, epochs: int, *, resume: bool) -> squall.Run:
         return squall.fit(
             model, data, replicas=1, batch_size=8, epochs=epochs, out=tmp_path / "run", resume=resume,
-            strategy=squall.Downpour(rule=rule), cluster=squall.InProcess(), progress=False,
+            strategy=squall.Downpour(rule=rule), cluster=squall.InProcess(), threads=1, progress=False,
         )  # fmt: skip
 
     fit(squall.Adagrad(learning_rate=0.1), 1, resume=False)
