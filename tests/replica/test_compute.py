@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from squall.data import Minibatches, TensorSource, seed_for
-from squall.errors import UserCodeError
+from squall.errors import ModelError, UserCodeError
 from squall.model.layout import Layout
 from squall.model.objective import Objective
 from squall.model.parameters import ParameterSpace
@@ -144,3 +144,18 @@ def test_a_device_without_room_is_out_of_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Net, "to", refuse)
     with pytest.raises(MemoryError, match="out of memory"):
         Replica(APART)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_a_forward_that_writes_to_a_parameter_is_refused_by_name(device: str) -> None:
+    replica = Replica(torch.device(device))
+    replica.block(0)
+    replica.model.two.register_forward_pre_hook(lambda module, inputs: clamp_(module.weight))
+
+    with pytest.raises(ModelError, match=r"'two.weight'.*writes to it"):
+        replica.block(1)
+
+
+def clamp_(weight: Tensor) -> None:
+    with torch.no_grad():
+        weight.clamp_(-0.1, 0.1)

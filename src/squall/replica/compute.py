@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from squall.data.minibatches import Minibatches
 from squall.data.order import seed_for
-from squall.errors import SquallError, UserCodeError, is_out_of_memory
+from squall.errors import ModelError, SquallError, UserCodeError, is_out_of_memory
 from squall.model.device import CPU, seed_device, to_device
 from squall.model.install import install
 from squall.model.layout import Layout
@@ -155,11 +155,24 @@ class ReplicaCompute:
         if self._has_own_memory:
             seed_device(self._task.device, seed_for(self._task.seed, wish.epoch, wish.position))
             batch = to_device(batch, self._task.device)
+        before = [parameter._version for parameter in self._parameters]
         with self._task.objective.computing(self._task.device):
             loss = self._task.objective.mean(self._model, batch)
+        self._expect_unwritten(before)
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.item(), examples
+
+    def _expect_unwritten(self, before: list[int]) -> None:
+        """A forward that moves its own parameters would be undone by the next fetch, without a word."""
+        for index, parameter in enumerate(self._parameters):
+            if parameter._version != before[index]:
+                raise ModelError(
+                    subject=f"parameter {self._task.layout.space.tensors[index].name!r}",
+                    expected="to be changed by the update rule alone",
+                    got="a forward that writes to it, as Embedding(max_norm=) and clamping in place do",
+                    remedy="Write it as a function of the parameter, such as torch.nn.utils.parametrizations.",
+                )
 
     def _took(self, index: int, parameter: Tensor) -> None:
         """Backward has finished this parameter's gradient: copy it out, unless all must be there to be clipped."""
