@@ -1,7 +1,7 @@
 """Tests of squall.bench.figures and workers: every figure works, with toys, and says what it must. No speeds are judged.
 
-Faults planted here by hand, each seen to fail a test: a figure missing from the catalogue · a side left out of a round · a worker's
-error swallowed · a worker that takes too long left running · the evaluator's traffic counted · a target without a bound.
+Faults planted here by hand, each seen to fail a test: a figure missing from the catalogue · a side left out of a round ·
+a worker's error swallowed.
 """
 
 import math

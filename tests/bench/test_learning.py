@@ -1,7 +1,7 @@
 """Tests of squall.bench.learning and sides: when a loss was seen, and the ceiling.
 
 Faults planted here by hand, each seen to fail a test: time from the start of the run · an evaluator's joining taken for a replica's ·
-the best loss taken instead of the first good one · a loop that is not given Squall's order · a plain step left out of the ceiling.
+a good evaluation passed over · examples in another order than Squall's · a plain step left out of the ceiling.
 """
 
 from typing import Any

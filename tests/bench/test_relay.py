@@ -1,7 +1,7 @@
 """Tests of squall.bench.relay: what passes is passed on whole, and counted, each way for itself.
 
-Faults planted here by hand, each seen to fail a test: both ways counted together · an end that closes both ways at once · counts kept
-when they should be forgotten · bytes counted twice.
+Faults planted here by hand, each seen to fail a test: both ways counted together · an end that closes both ways at once ·
+counts kept when they should be forgotten.
 """
 
 import socket

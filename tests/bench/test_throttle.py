@@ -1,7 +1,7 @@
 """Tests of squall.bench.throttle: a process is stopped again and again, and runs freely in the end.
 
-Faults planted here by hand, each seen to fail a test: no SIGCONT at the end · stopped for the share and not for the rest · a role
-that never appeared passed over in silence · another role's process taken.
+Faults planted here by hand, each seen to fail a test: no SIGCONT at the end · stopped for the share and not for the rest ·
+a role that never appeared passed over in silence · another role's process taken.
 """
 
 import json

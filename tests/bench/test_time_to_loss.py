@@ -1,7 +1,7 @@
 """Tests of squall.bench.figures.time_to_loss: which rate a side gets, and what becomes of runs that fail.
 
-Faults planted here by hand, each seen to fail a test: the slowest rate taken · a rate that never got there preferred for being quick ·
-all rounds with one seed · the tuning seed measured · failures not told.
+Faults planted here by hand, each seen to fail a test: a rate that never got there preferred for being quick · all rounds with
+one seed.
 """
 
 from squall.bench.figures.time_to_loss import TUNING_SEED, _Learned

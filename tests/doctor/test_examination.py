@@ -1,7 +1,7 @@
 """Tests of squall.doctor.examination and the command: what it prints, and how it ends.
 
-Faults planted here by hand, each seen to fail a test: exit code 0 when training is impossible · findings without their advice
-· a role that ended with 1 taken for one that ran · the zygote left running.
+Faults planted here by hand, each seen to fail a test: exit code 0 when training is impossible · advice of what is bad only ·
+a role that ended with 1 taken for one that ran · the zygote left running.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Tests of squall.doctor.facts: what this machine is, held against the standard library, and machines made of files.
 
-Faults planted here by hand, each seen to fail a test: kilobytes taken for bytes · the largest limit of nested control groups
-· "max" taken for a number · version 1's huge number taken for a limit · a broken torch that raises · quota and period swapped.
+Faults planted here by hand, each seen to fail a test: kilobytes taken for bytes · the largest limit of nested control groups ·
+version 1's huge number taken for a limit · quota and period swapped · a broken torch that raises.
 """
 
 import importlib

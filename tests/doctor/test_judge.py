@@ -1,8 +1,7 @@
 """Tests of squall.doctor.judge: verdicts on machines that nobody has.
 
-Faults planted here by hand, each seen to fail a test: a missing torch only "look" · the machine's free memory without the control
-group's · the hard limit of open files judged · threads compared with all cores instead of the granted ones · a bad finding
-that leaves training possible · a verdict without advice.
+Faults planted here by hand, each seen to fail a test: the control group's limit left out · the hard limit of open files judged ·
+threads compared with all cores instead of the granted ones · one good finding taken for all · a verdict without advice.
 """
 
 from dataclasses import replace

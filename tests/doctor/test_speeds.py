@@ -1,7 +1,6 @@
 """Tests of squall.doctor.speeds and echo: every byte arrives before the answer comes, and nothing is left running.
 
-Faults planted here by hand, each seen to fail a test: an answer before the message is whole · the other process not ended ·
-seconds instead of bytes per second.
+Faults planted here by hand, each seen to fail a test: an answer before the message is whole · seconds instead of bytes per second.
 """
 
 import socket

@@ -1,7 +1,7 @@
 """Tests of squall.recipes.speech: the paper's sizes, frames that are the same each time, and something to learn.
 
-Faults planted here by hand, each seen to fail a test: three hidden layers · ReLU for sigmoid · frames without a seed · labels drawn
-at random · test frames taken from the training set.
+Faults planted here by hand, each seen to fail a test: three hidden layers · ReLU for sigmoid · frames without a seed ·
+labels drawn at random · test frames taken from the training set.
 """
 
 from dataclasses import replace

@@ -32,6 +32,7 @@ def speech(
     classes: int = CLASSES,
     train_frames: int = 12_800,
     test_frames: int = 1_280,
+    learning_rate: float = 0.001,
     seed: int = 0,
 ) -> squall.Job:
     """Downpour SGD with Adagrad on two shards. A step takes about half a second on one core.
@@ -39,6 +40,8 @@ def speech(
     Args:
         inputs, hidden, layers, classes: sizes of the network, see `network`.
         train_frames, test_frames: how many frames are generated.
+        learning_rate: of Adagrad, whose first steps are that long in every weight; more than a thousandth throws
+            2,560 inputs of a unit far off.
         seed: of frames and teacher.
     """
     x, y = frames(train_frames + test_frames, inputs=inputs, classes=classes, seed=seed)
@@ -46,7 +49,7 @@ def speech(
         partial(network, inputs=inputs, hidden=hidden, layers=layers, classes=classes),
         (x[:train_frames], y[:train_frames]),
         test=(x[train_frames:], y[train_frames:]),
-        strategy=squall.Downpour(rule=squall.Adagrad(learning_rate=0.01)),
+        strategy=squall.Downpour(rule=squall.Adagrad(learning_rate=learning_rate)),
         replicas=2,
         shards=2,
         batch_size=BATCH_SIZE,
@@ -57,7 +60,9 @@ def speech(
 
 def small() -> squall.Job:
     """The same at a size that trains in seconds: 40 inputs, two layers of 128, 16 classes."""
-    return speech(inputs=40, hidden=128, layers=2, classes=16, train_frames=6_400, test_frames=640)
+    return speech(
+        inputs=40, hidden=128, layers=2, classes=16, train_frames=6_400, test_frames=640, learning_rate=0.03
+    )
 
 
 def network(
