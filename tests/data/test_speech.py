@@ -2,7 +2,8 @@
 
 Faults planted by hand, each seen to fail a test: states numbered as they come · a label too few accepted · a gap accepted ·
 recordings without labels passed over · labels without recordings passed over · the rate not looked at · a short file
-taken as it is · bytes taken for samples of another scale · context taken from the next recording's side only.
+taken as it is · bytes taken for samples of another scale · a block of no length accepted · context cut
+short on one side · recordings sorted by index.
 """
 
 import io

@@ -1,7 +1,6 @@
 """Batch norm over several replicas: one merged set of running statistics, as good as that of one replica.
 
-Faults planted by hand, each seen to fail a test: the buffers of one replica taken that had not computed · running means of
-zero · the sum of the replicas' variances.
+Faults planted by hand, each seen to fail a test: no merged set at all · the sum of the replicas' statistics.
 """
 
 import statistics
