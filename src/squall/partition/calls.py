@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from squall.model.graph import Graph, Named, Node, concrete
+from squall.model.graph import Graph, Named, concrete
 from squall.model.graph import Ref as ValueRef
 from squall.model.straight import torch_thing
 from squall.partition.call import Call, Ref, TensorSpec

@@ -1,7 +1,7 @@
 """From a graph and a plan to a `Program`: tasks node by node, then what travels, then pieces."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from squall.errors import ConfigError
@@ -9,7 +9,20 @@ from squall.model.graph import Graph, Source, refs_in
 from squall.partition.call import Call
 from squall.partition.calls import Bound, bound
 from squall.partition.plan import Plan, StageCut, regions_of
-from squall.partition.program import FED, Cut, Datum, Held, Merge, Part, Piece, Program, Share, Task, Whole
+from squall.partition.program import (
+    FED,
+    Cut,
+    Datum,
+    Held,
+    Merge,
+    Part,
+    Piece,
+    Program,
+    Share,
+    Task,
+    Whole,
+    Work,
+)
 from squall.partition.regions import AnyRegion, Region, nothing
 from squall.partition.rules import is_opaque, needs, stages
 from squall.partition.stages import Combine, Stage, Stages
@@ -69,21 +82,36 @@ class _Lowering:
             return
         owner = self._whole_owner(here)
         if owner is not None:
-            self._add(owner, at, Whole(node=at), self._whole_reads(here), [i for i in here.outputs if i is not None])
+            self._add(
+                owner, at, Whole(node=at), self._whole_reads(here), [i for i in here.outputs if i is not None]
+            )
             return
         for k, index in enumerate(here.outputs):
             for p, out in enumerate(self.data[index].owners if index is not None else ()):
                 if not out.is_empty:
                     call = here.call.picking(k)
-                    self._add(p, at, Cut(call=call, out=out), zip(here.values, needs(call, out), strict=True), [index])
+                    self._add(
+                        p,
+                        at,
+                        Cut(call=call, out=out),
+                        zip(here.values, needs(call, out), strict=True),
+                        [index],
+                    )
 
-    def _add(self, partition: int, at: int, work: object, reads: object, makes: Sequence[int | None]) -> None:
+    def _add(
+        self,
+        partition: int,
+        at: int,
+        work: Work,
+        reads: Iterable[tuple[int, AnyRegion]],
+        makes: Sequence[int | None],
+    ) -> None:
         self.tasks.append(
             Task(
                 partition=partition,
                 node=at,
-                work=work,  # type: ignore[arg-type]
-                reads=tuple(reads),  # type: ignore[call-overload]
+                work=work,
+                reads=tuple(reads),
                 makes=tuple(index for index in makes if index is not None),
             )
         )
@@ -94,7 +122,9 @@ class _Lowering:
         for p in range(self._plan.partitions):
             if not all(self.data[index].owners[p].is_whole for index in made):
                 continue
-            if any(is_opaque(here.call.picking(k)) for k, index in enumerate(here.outputs) if index is not None):
+            if any(
+                is_opaque(here.call.picking(k)) for k, index in enumerate(here.outputs) if index is not None
+            ):
                 return p
             if here.call.name in _MASKED:  # its mask is ours, which does not depend on the cut
                 return None
@@ -127,7 +157,9 @@ class _Lowering:
         for (k, index), plan in zip(made, plans, strict=True):
             for p, out in enumerate(self.data[index].owners):
                 if not out.is_empty:
-                    self._share(p, at, here, here.call.picking(k), plan.stages[-1], out.bounding(), combined, index)
+                    self._share(
+                        p, at, here, here.call.picking(k), plan.stages[-1], out.bounding(), combined, index
+                    )
 
     def _combine(
         self, at: int, here: Bound, stage: Stage, cut: StageCut, earlier: Sequence[int], flows: bool
@@ -166,16 +198,17 @@ class _Lowering:
         earlier: Sequence[int],
         value: int,
     ) -> None:
-        reads = [*zip(here.values, stage.needs(share), strict=True), *zip(earlier, stage.reads(share), strict=False)]
+        reads = [
+            *zip(here.values, stage.needs(share), strict=True),
+            *zip(earlier, stage.reads(share), strict=False),
+        ]
         self._add(p, at, Share(call=call, stage=stage, share=share), reads, [value])
 
     def _new(self, at: int, what: str, stage: Stage, owners: tuple[AnyRegion, ...], flows: bool) -> int:
         node = self._graph.nodes[at]
         dtype = stage.dtype or self._graph.values[next(i for i in node.outputs if i is not None)].dtype
         name = f"{node.name}.{what}{len(self.data)}"
-        self.data.append(
-            Datum(name=name, shape=stage.shape, dtype=dtype, owners=owners, has_gradient=flows)
-        )
+        self.data.append(Datum(name=name, shape=stage.shape, dtype=dtype, owners=owners, has_gradient=flows))
         return len(self.data) - 1
 
     # What travels, and pieces.
@@ -203,7 +236,9 @@ class _Lowering:
 
     def _wanted(self) -> dict[int, list[list[AnyRegion]]]:
         """Value -> for each partition, what it reads of it: its tasks, and the owners of buffers that are moved."""
-        wanted: dict[int, list[list[AnyRegion]]] = defaultdict(lambda: [[] for _ in range(self._plan.partitions)])
+        wanted: dict[int, list[list[AnyRegion]]] = defaultdict(
+            lambda: [[] for _ in range(self._plan.partitions)]
+        )
         for task in self.tasks:
             for value, region in task.reads:
                 if not region.is_empty:
@@ -214,7 +249,9 @@ class _Lowering:
                     wanted[value][p].append(region)
         return wanted
 
-    def _part(self, p: int, wanted: Mapping[int, list[list[AnyRegion]]], sent: Mapping[int, Transfers]) -> Part:
+    def _part(
+        self, p: int, wanted: Mapping[int, list[list[AnyRegion]]], sent: Mapping[int, Transfers]
+    ) -> Part:
         tasks = [task for task in self.tasks if task.partition == p]
         holds: dict[int, tuple[Held, ...]] = {}
         for value, datum in enumerate(self.data):
@@ -224,7 +261,9 @@ class _Lowering:
             else:
                 own = datum.owners[p]
                 held = [] if own.is_empty else [Held(region=own, sender=p)]
-                for (sender, receiver), regions in sorted(sent.get(value, {}).items(), key=lambda item: item[0]):
+                for (sender, receiver), regions in sorted(
+                    sent.get(value, {}).items(), key=lambda item: item[0]
+                ):
                     if receiver == p:
                         held += [Held(region=region, sender=sender) for region in regions]
             if held:
@@ -244,16 +283,21 @@ class _Lowering:
             expects={},
         )
 
-    def _returns(self, tasks: Sequence[Task], holds: Mapping[int, tuple[Held, ...]], p: int) -> frozenset[tuple[int, int]]:
+    def _returns(
+        self, tasks: Sequence[Task], holds: Mapping[int, tuple[Held, ...]], p: int
+    ) -> frozenset[tuple[int, int]]:
         flowing = {
             value
             for task in tasks
             if any(self.data[made].has_gradient for made in task.makes)
-            for value, _ in task.reads
-            if self.data[value].has_gradient
+            for value, region in task.reads
+            if self.data[value].has_gradient and not region.is_empty
         }
         return frozenset(
-            (value, held.sender) for value in flowing for held in holds.get(value, ()) if held.sender not in (p, FED)
+            (value, held.sender)
+            for value in flowing
+            for held in holds.get(value, ())
+            if held.sender not in (p, FED)
         )
 
     def _pieces(
@@ -263,22 +307,32 @@ class _Lowering:
         sends: Mapping[int, Mapping[int, object]],
         p: int,
     ) -> Iterator[Piece]:
-        runs = _runs(tasks, {value for value, held in holds.items() if any(each.sender not in (p, FED) for each in held)}, set(sends))
-        kept = {ref.index for ref in refs_in(self._graph.outputs)} | {value for _, value in moved(self._graph)}
+        runs = _runs(
+            tasks,
+            {value for value, held in holds.items() if any(each.sender not in (p, FED) for each in held)},
+            set(sends),
+        )
+        kept = {ref.index for ref in refs_in(self._graph.outputs)} | {
+            value for _, value in moved(self._graph)
+        }
         if self._loss is not None:
             kept.add(self._loss)
         read_by: dict[int, set[int]] = defaultdict(set)
         for number, run in enumerate(runs):
             for task in run:
-                for value, _ in task.reads:
-                    read_by[value].add(number)
+                for value, region in task.reads:
+                    if not region.is_empty:
+                        read_by[value].add(number)
         for number, run in enumerate(runs):
             made = [value for task in run for value in task.makes]
             gives = tuple(v for v in made if v in kept or v in sends or read_by[v] - {number})
             # A value of which others own a part as well is made here and read as received: both.
             inside = {v for v in made if all(held.sender == p for held in holds[v])}
             reads = dict.fromkeys(
-                value for task in run for value, region in task.reads if value not in inside and not region.is_empty
+                value
+                for task in run
+                for value, region in task.reads
+                if value not in inside and not region.is_empty
             )
             flows = any(self.data[value].has_gradient for value in made)
             yield Piece(tasks=tuple(run), reads=tuple(reads), gives=gives, has_backward=flows)
@@ -326,5 +380,9 @@ def _reaching(graph: Graph, loss: int | None) -> set[int]:
 
 def moved(graph: Graph) -> list[tuple[int, int]]:
     """(buffer, its value after the call), as numbers of values."""
-    names = {name: index for index in graph.from_outside(Source.BUFFER) for name in (graph.values[index].name, *graph.values[index].aliases)}
+    names = {
+        name: index
+        for index in graph.from_outside(Source.BUFFER)
+        for name in (graph.values[index].name, *graph.values[index].aliases)
+    }
     return [(names[name], value) for name, value in graph.mutations]

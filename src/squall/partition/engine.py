@@ -50,9 +50,15 @@ class _Context:
     """One microbatch under way, or (with no jobs) what lasts for the step."""
 
     slots: Slots
-    graphs: dict[int, tuple[list[Tensor], list[tuple[int, int]], dict[int, Tensor]]] = field(default_factory=dict)
-    back: dict[int, dict[int, list[Tensor | None]]] = field(default_factory=dict)  # value -> piece -> slots' gradients
-    returned: dict[int, dict[int, Sequence[Tensor]]] = field(default_factory=dict)  # value -> peer -> regions' gradients
+    graphs: dict[int, tuple[list[Tensor], list[tuple[int, int]], dict[int, Tensor]]] = field(
+        default_factory=dict
+    )
+    back: dict[int, dict[int, list[Tensor | None]]] = field(
+        default_factory=dict
+    )  # value -> piece -> slots' gradients
+    returned: dict[int, dict[int, Sequence[Tensor]]] = field(
+        default_factory=dict
+    )  # value -> peer -> regions' gradients
 
 
 class Worker:
@@ -86,7 +92,9 @@ class Worker:
     def _load(self, program: Program) -> None:
         self.program, self.part = program, program.parts[self.partition]
         if program.batch not in self._runners:
-            runners = [Runner(program, self.part, piece, self._opaques, self._model) for piece in self.part.pieces]
+            runners = [
+                Runner(program, self.part, piece, self._opaques, self._model) for piece in self.part.pieces
+            ]
             self._runners[program.batch] = (program, runners)
         self.program, self._pieces = self._runners[program.batch]
         self.part = self.program.parts[self.partition]
@@ -190,10 +198,14 @@ class Worker:
     @property
     def is_finished(self) -> bool:
         """Whether every job is done, and every gradient of its parameters is here."""
-        return self._agenda.is_finished and self._all_is_here() and all(
-            set(self._lasting.returned.get(value, ())) == set(peers)
-            for value, peers in self.part.expects.items()
-            if self.program.data[value].lasts
+        return (
+            self._agenda.is_finished
+            and self._all_is_here()
+            and all(
+                set(self._lasting.returned.get(value, ())) == set(peers)
+                for value, peers in self.part.expects.items()
+                if self.program.data[value].lasts
+            )
         )
 
     def _all_is_here(self) -> bool:
@@ -295,12 +307,18 @@ class Worker:
         for _, slots in sorted(context.back.get(value, {}).items()):
             if slots[0] is not None and self.part.holds[value][0].sender == self.partition:
                 parts.append(slots[0])
-        total = _sum(parts)
-        for peer, tensors in sorted(context.returned.get(value, {}).items(), key=lambda item: item[0]):
-            regions = self.part.sends[value][peer]
-            total = torch.zeros_like(like, requires_grad=False) if total is None else total.clone()
-            for region, tensor in zip(regions, tensors, strict=True):
-                adder(self.program.data[value].owners[self.partition], region)(total, tensor)
+        total, peers = _sum(parts), context.returned.get(value, {})
+        if peers:
+            plain = torch.contiguous_format
+            total = (
+                torch.zeros_like(like, requires_grad=False, memory_format=plain)
+                if total is None
+                else total.clone(memory_format=plain)
+            )
+            own = self.program.data[value].owners[self.partition]
+            for peer in sorted(peers):
+                for region, tensor in zip(self.part.sends[value][peer], peers[peer], strict=True):
+                    adder(own, region)(total, tensor)
         return total
 
     def finish(self) -> None:

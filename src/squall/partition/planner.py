@@ -45,7 +45,9 @@ def mixed(graph: Graph, teams: Sequence[int], *, tiles: Sequence[str] = ()) -> P
         tiles: as for `vertical`.
     """
     if not teams or min(teams) < 1:
-        raise ConfigError(subject="a plan", expected="at least one partition in each team", got=str(list(teams)))
+        raise ConfigError(
+            subject="a plan", expected="at least one partition in each team", got=str(list(teams))
+        )
     ends = [sum(teams[:at]) for at in range(len(teams) + 1)]
     members = [tuple(range(a, b)) for a, b in pairwise(ends)]
     layers = _balanced(layers_of(graph), len(teams))
@@ -75,10 +77,20 @@ def layers_of(graph: Graph) -> list[tuple[float, tuple[int, ...]]]:
 def cost_of(call: Call) -> float:
     """Multiplications of an op, roughly: output elements times what each sums over."""
     size = float(sum(prod(shape) for shape in call.outputs))
-    if call.name.startswith("conv") or call.name in ("linear", "matmul", "mm", "bmm", "addmm", "locally_connected2d"):
+    if call.name.startswith("conv") or call.name in (
+        "linear",
+        "matmul",
+        "mm",
+        "bmm",
+        "addmm",
+        "locally_connected2d",
+    ):
         weight = call.inputs[-1 if call.name in ("matmul", "mm", "bmm", "addmm") else 1].shape
         each = {"linear": weight[-1], "locally_connected2d": weight[-2]}.get(call.name)
-        return size * (each or (prod(weight[1:]) if call.name.startswith("conv") else weight[-2 if len(weight) > 1 else 0]))
+        return size * (
+            each
+            or (prod(weight[1:]) if call.name.startswith("conv") else weight[-2 if len(weight) > 1 else 0])
+        )
     return size
 
 
@@ -89,19 +101,29 @@ def _balanced(layers: Sequence[tuple[float, tuple[int, ...]]], count: int) -> li
         middle = (low + high) / 2
         low, high = (low, middle) if len(_runs(layers, middle)) <= count else (middle, high)
     runs = _runs(layers, high * (1 + 1e-6))
-    return runs + [[] for _ in range(count - len(runs))]
+    while len(runs) < count and any(len(run) > 1 for run in runs):  # nobody idles if that can be helped
+        largest = max((run for run in runs if len(run) > 1), key=_cost)
+        at = min(range(1, len(largest)), key=lambda at: max(_cost(largest[:at]), _cost(largest[at:])))
+        place = runs.index(largest)
+        runs[place : place + 1] = [largest[:at], largest[at:]]
+    nodes = [[node for _, nodes in run for node in nodes] for run in runs]
+    return nodes + [[] for _ in range(count - len(runs))]
 
 
-def _runs(layers: Sequence[tuple[float, tuple[int, ...]]], limit: float) -> list[list[int]]:
-    runs: list[list[int]] = []
-    load = 0.0
-    for cost, nodes in layers:
-        if not runs or load + cost > limit:
+_Layers = Sequence[tuple[float, tuple[int, ...]]]
+
+
+def _cost(layers: _Layers) -> float:
+    return sum(cost for cost, _ in layers)
+
+
+def _runs(layers: _Layers, limit: float) -> list[_Layers]:
+    runs: list[list[tuple[float, tuple[int, ...]]]] = []
+    for layer in layers:
+        if not runs or _cost(runs[-1]) + layer[0] > limit:
             runs.append([])
-            load = 0.0
-        load += cost
-        runs[-1].extend(nodes)
-    return runs
+        runs[-1].append(layer)
+    return list(runs)
 
 
 class _Walk:
@@ -183,7 +205,9 @@ class _Walk:
                 found.append((size, {p: axis for p, axis in parts.items() if axis is not None}))
         return found
 
-    def _reshaped(self, call: Call, value: int, shape: Sequence[object], team: tuple[int, ...]) -> list[Holding]:
+    def _reshaped(
+        self, call: Call, value: int, shape: Sequence[object], team: tuple[int, ...]
+    ) -> list[Holding]:
         """Where axes are merged or split: the same elements stay where they are."""
         holding, source = self._holdings.get(value, ()), self._graph.values[value].shape_at(_BATCH)
         if prod(source) != prod(call.shape) or source == call.shape or len(holding) == 0:
@@ -261,7 +285,11 @@ class _Walk:
             return
         plan, holding = stages(call), self._holdings[here.values[0]]
         inputs = regions_of(holding, call.shape) if holding else ()
-        if plan is None or plan.stages[0].space != call.shape or sum(not each.is_empty for each in inputs) < 2:
+        if (
+            plan is None
+            or plan.stages[0].space != call.shape
+            or sum(not each.is_empty for each in inputs) < 2
+        ):
             return
         if self._traffic(call, here, holding)[0] == 0:
             return
@@ -321,8 +349,12 @@ class _RandomWalk(_Walk):
         """`other` is the same at another batch size: axes that differ count examples."""
         return tuple(
             StageCut(
-                shares=self._any([a if a == b else Extent() for a, b in zip(one.space, two.space, strict=True)]),
-                combined=self._any([a if a == b else Extent() for a, b in zip(one.shape, two.shape, strict=True)]),
+                shares=self._any(
+                    [a if a == b else Extent() for a, b in zip(one.space, two.space, strict=True)]
+                ),
+                combined=self._any(
+                    [a if a == b else Extent() for a, b in zip(one.shape, two.shape, strict=True)]
+                ),
             )
             for one, two in zip(plan.stages[:-1], other.stages[:-1], strict=True)
         )

@@ -54,7 +54,9 @@ class Datum:
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        bits = "".join(letter for letter in self.dtype.replace("e4m3", "").replace("e5m2", "") if letter.isdigit())
+        bits = "".join(
+            letter for letter in self.dtype.replace("e4m3", "").replace("e5m2", "") if letter.isdigit()
+        )
         return max(1, int(bits) // 8) if bits else 1
 
 
@@ -152,7 +154,9 @@ class Part:
         """Value -> who sends some of it here, in order."""
         found = {}
         for value, parts in self.holds.items():
-            senders = tuple(dict.fromkeys(part.sender for part in parts if part.sender not in (FED, self.partition)))
+            senders = tuple(
+                dict.fromkeys(part.sender for part in parts if part.sender not in (FED, self.partition))
+            )
             if senders:
                 found[value] = senders
         return found
@@ -160,17 +164,18 @@ class Part:
     @cached_property
     def makers(self) -> Mapping[int, int]:
         """Value -> the piece that makes this partition's region of it."""
-        return {value: at for at, piece in enumerate(self.pieces) for task in piece.tasks for value in task.makes}
+        return {
+            value: at for at, piece in enumerate(self.pieces) for task in piece.tasks for value in task.makes
+        }
 
     @cached_property
     def readers(self) -> Mapping[int, tuple[int, ...]]:
         """Value -> pieces that read it without making it, and through which its gradient comes back."""
         found: dict[int, list[int]] = {}
         for at, piece in enumerate(self.pieces):
-            for value in dict.fromkeys(
-                value for task in piece.tasks if self._flows(task) for value, _ in task.reads if value in piece.reads
-            ):
-                if self.data[value].has_gradient:
+            read = [each for task in piece.tasks if self._flows(task) for each in task.reads]
+            for value in dict.fromkeys(value for value, region in read if not region.is_empty):
+                if value in piece.reads and self.data[value].has_gradient:
                     found.setdefault(value, []).append(at)
         return {value: tuple(readers) for value, readers in found.items()}
 

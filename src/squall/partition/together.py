@@ -10,11 +10,12 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from squall.errors import LocalProtocolError
+from squall.errors import ConfigError, LocalProtocolError
 from squall.model.captured import Captured
-from squall.model.graph import Source
+from squall.model.graph import Ref, Source
 from squall.partition.agenda import Policy
 from squall.partition.compiler import program_of
+from squall.partition.coupling import couplings
 from squall.partition.engine import Message, Worker, inputs_for
 from squall.partition.masks import Draw
 from squall.partition.pieces import Assembly, Frame, Piece, take
@@ -61,7 +62,8 @@ class Together:
     def program(self, batch: int) -> Program:
         """The program for so many examples; made once."""
         if batch not in self._programs:
-            loss = self._captured.graph.outputs[0].index if self._trains else None
+            first = self._captured.graph.outputs[0]
+            loss = first.index if self._trains and isinstance(first, Ref) else None
             self._programs[batch] = program_of(self._captured.graph, self._plan, batch, loss)
         return self._programs[batch]
 
@@ -78,20 +80,37 @@ class Together:
         Args:
             tensors: in the order of the graph's inputs.
             microbatches: equal parts of the minibatch; the loss is the mean of theirs.
+
+        Raises:
+            ConfigError: microbatches, and the model couples examples.
         """
+        if microbatches > 1:
+            self._refuse_coupled()
         micros = _split(self._captured, tensors, microbatches)
         program = self.program(self._captured.batch(micros[0]))
         names = self._captured.graph.from_outside(Source.INPUT)
         pending: list[Message] = []
         for worker in self.workers:
             inputs = [
-                inputs_for(program, worker.partition, dict(zip(names, micro, strict=True))) for micro in micros
+                inputs_for(program, worker.partition, dict(zip(names, micro, strict=True)))
+                for micro in micros
             ]
             weights = [1 / microbatches] * microbatches
             pending += worker.begin(inputs, program=program, weights=weights, policy=policy, draw=draw)
         self._run(program, pending)
         for worker in self.workers:
             worker.finish()
+
+    def _refuse_coupled(self) -> None:
+        loss = self.program(2).loss
+        reasons = couplings(self._captured.graph, loss)
+        if reasons:
+            raise ConfigError(
+                subject="microbatches",
+                expected="a model in which examples do not depend on one another",
+                got="; ".join(reasons),
+                remedy="Use one microbatch.",
+            )
 
     def _run(self, program: Program, pending: list[Message]) -> None:
         self._count(program, pending)
@@ -112,7 +131,9 @@ class Together:
                 pending += sent
         stuck = [worker.partition for worker in self.workers if not worker.is_finished]
         if stuck:
-            raise LocalProtocolError(reason=f"expected every partition to finish, but partitions {stuck} wait")
+            raise LocalProtocolError(
+                reason=f"expected every partition to finish, but partitions {stuck} wait"
+            )
 
     def _count(self, program: Program, messages: Sequence[Message]) -> None:
         for each in messages:
@@ -176,6 +197,13 @@ def _split(captured: Captured, tensors: Sequence[Tensor], parts: int) -> list[li
     """The minibatch in equal parts, by examples."""
     found: list[list[Tensor]] = [[] for _ in range(parts)]
     for tensor, dim in zip(tensors, captured.batch_dims, strict=True):
+        if dim is not None and tensor.shape[dim] % parts:
+            raise ConfigError(
+                subject="microbatches",
+                expected=f"a number that divides {tensor.shape[dim]} examples",
+                got=str(parts),
+                remedy="Choose another number.",
+            )
         split = [tensor] * parts if dim is None else tensor.chunk(parts, dim)
         for micro, part in zip(found, split, strict=True):
             micro.append(part)
