@@ -16,11 +16,12 @@ from squall.partition.calls import Bound, bound
 from squall.partition.indices import Indices
 from squall.partition.plan import EVERYWHERE, Holding, Plan, StageCut, along, on_one, regions_of
 from squall.partition.regions import AnyRegion, Region, Shape, uncovered
-from squall.partition.rules import is_opaque, needs, stages
+from squall.partition.rules import is_opaque, losses, needs, stages
 from squall.partition.stages import Stages
 
 _BATCH = 4
 _NORMS = ("layer_norm", "rms_norm", "group_norm", "softmax", "log_softmax")
+_SUMS = (*losses.ELEMENTWISE, "sum", "mean")
 
 
 def horizontal(graph: Graph, partitions: int) -> Plan:
@@ -278,22 +279,20 @@ class _Walk:
         return tuple(None if region is None or region.is_empty else region.axes for region in found)
 
     def _stage(self, at: int, here: Bound, team: tuple[int, ...]) -> None:
-        """Cut a normalisation over the axis that it reduces, if its input is cut there."""
+        """Cut a normalisation or a sum over the axis that it reduces, if its input is cut there."""
         outputs = [(k, index) for k, index in enumerate(here.outputs) if index is not None]
-        call = here.call.picking(outputs[0][0])
-        if call.name not in _NORMS or len(outputs) != 1:
+        call, shape = here.call.picking(outputs[0][0]), here.call.inputs[0].shape if here.values else ()
+        if call.name not in _NORMS + _SUMS or len(outputs) != 1:
             return
         plan, holding = stages(call), self._holdings[here.values[0]]
-        inputs = regions_of(holding, call.shape) if holding else ()
-        if (
-            plan is None
-            or plan.stages[0].space != call.shape
-            or sum(not each.is_empty for each in inputs) < 2
-        ):
+        inputs = regions_of(holding, shape) if holding else ()
+        if plan is None or plan.stages[0].space != shape or sum(not each.is_empty for each in inputs) < 2:
             return
-        if self._traffic(call, here, holding)[0] == 0:
+        index = outputs[0][1]
+        if self._traffic(call, here, self._holdings[index] if call.name in _SUMS else holding)[0] == 0:
             return
-        self._holdings[outputs[0][1]] = holding
+        if call.name in _NORMS:
+            self._holdings[index] = holding
         self._staged[at] = tuple(
             StageCut(shares=holding, combined=on_one(team[0], self._partitions, len(stage.shape)))
             for stage in plan.stages[:-1]
