@@ -15,9 +15,7 @@ def begun() -> tuple[Together, list[list[Message]]]:
     together = Together(captured, model, planner.horizontal(captured.graph, 2))
     made = together.program(4)
     names = dict(zip(captured.graph.from_outside(Source.INPUT), minibatch, strict=True))
-    sent = [
-        worker.begin([inputs_for(made, worker.partition, names)], program=made) for worker in together.workers
-    ]
+    sent = [worker.begin(made, [inputs_for(made, worker.partition, names)]) for worker in together.workers]
     return together, sent
 
 
@@ -61,7 +59,7 @@ def test_messages_hold_memory_of_their_own_layout() -> None:
     made = together.program(4)
     names = dict(zip(captured.graph.from_outside(Source.INPUT), minibatch, strict=True))
     for worker in together.workers:
-        for message in worker.begin([inputs_for(made, worker.partition, names)], program=made):
+        for message in worker.begin(made, [inputs_for(made, worker.partition, names)]):
             regions = made.sent[message.value][message.sender, message.receiver]
             assert [tuple(tensor.shape) for tensor in message.tensors] == [region.sizes for region in regions]
             assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in message.tensors)

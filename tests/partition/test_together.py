@@ -6,14 +6,14 @@ import torch
 from squall.errors import ConfigError
 from squall.partition import planner
 from squall.partition.agenda import BackwardFirst, FillDrain
+from squall.partition.compiler import program_of
 from squall.partition.masks import Draw
 from squall.partition.plan import Plan
 from squall.partition.together import Together
-from tests.partition.whole import case, largest_difference
+from tests.partition.whole import case, largest_difference, loss_of
 
 MODELS = ["mlp", "lenet", "alexnet", "resnet", "local", "decoder"]
 CUTS = [
-    "horizontal 1",
     "horizontal 3",
     "vertical 2",
     "vertical 4",
@@ -61,9 +61,10 @@ def test_twenty_steps_under_random_plans_are_those_of_the_model(name: str, seed:
 def test_one_partition_computes_what_the_model_computes_to_the_bit_in_one_piece() -> None:
     for name in MODELS:
         plan = plan_of(name, "horizontal 1")
-        assert largest_difference(name, plan, steps=1) == 0
-        captured, model, _ = case(name)
-        assert len(Together(captured, model, plan).workers[0].part.pieces) == 1
+        assert largest_difference(name, plan) == 0
+        graph = case(name)[0].graph
+        (part,) = program_of(graph, plan, 4, loss_of(graph)).parts
+        assert len(part.pieces) == 1
 
 
 def test_the_order_of_messages_changes_nothing() -> None:

@@ -66,7 +66,6 @@ class Worker:
 
     Args:
         partition: which.
-        program: of any batch size: the plan and the graph are taken from it.
         values: its own share of each parameter and buffer that it owns any of, by number of the value.
         constants: by the names of their values, whole.
         opaques, model: the opaque calls, and a module that has those that run here.
@@ -75,7 +74,6 @@ class Worker:
     def __init__(
         self,
         partition: int,
-        program: Program,
         values: Mapping[int, Tensor],
         *,
         constants: Mapping[str, Tensor] | None = None,
@@ -86,24 +84,21 @@ class Worker:
         self.values = dict(values)
         self.gradients: dict[int, Tensor] = {}
         self._constants, self._opaques, self._model = dict(constants or {}), opaques or {}, model
-        self._runners: dict[int, tuple[Program, list[Runner]]] = {}
-        self._load(program)
+        self._runners: dict[int, list[Runner]] = {}
 
     def _load(self, program: Program) -> None:
         self.program, self.part = program, program.parts[self.partition]
         if program.batch not in self._runners:
-            runners = [
+            self._runners[program.batch] = [
                 Runner(program, self.part, piece, self._opaques, self._model) for piece in self.part.pieces
             ]
-            self._runners[program.batch] = (program, runners)
-        self.program, self._pieces = self._runners[program.batch]
-        self.part = self.program.parts[self.partition]
+        self._pieces = self._runners[program.batch]
 
     def begin(
         self,
+        program: Program,
         inputs: Sequence[Mapping[int, Sequence[Tensor]]],
         *,
-        program: Program | None = None,
         weights: Sequence[float] = (1.0,),
         policy: Policy | None = None,
         draw: Draw | None = None,
@@ -111,14 +106,13 @@ class Worker:
         """Begin a step.
 
         Args:
+            program: for the microbatches' number of examples; made ready once for each.
             inputs: for each microbatch, the parts of its inputs that `inputs_for` names.
-            program: for another batch size.
             weights: for each microbatch, what its loss counts in that of the minibatch.
             policy: the order of jobs; fill and drain by default.
             draw: names the minibatch, for random masks.
         """
-        if program is not None:
-            self._load(program)
+        self._load(program)
         self._weights, self._draw = tuple(weights), draw or Draw()
         self._trains = self.program.loss is not None
         self._agenda = Agenda(self.part, len(inputs), policy or FillDrain(), self._trains)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from squall.errors import ConfigError, LocalProtocolError
 from squall.model.captured import Captured
-from squall.model.graph import Ref, Source
+from squall.model.graph import Graph, Ref, Source
 from squall.partition.agenda import Policy
 from squall.partition.compiler import program_of
 from squall.partition.coupling import couplings
@@ -21,7 +21,7 @@ from squall.partition.masks import Draw
 from squall.partition.pieces import Assembly, Frame, Piece, take
 from squall.partition.plan import Plan
 from squall.partition.program import Program
-from squall.partition.regions import Region
+from squall.partition.regions import AnyRegion, Region
 
 
 class Together:
@@ -43,15 +43,15 @@ class Together:
         self, captured: Captured, model: nn.Module, plan: Plan, *, seed: int = 0, trains: bool = True
     ) -> None:
         plan.check(captured.graph)
-        self._captured, self._plan, self._rng, self._trains = captured, plan, Random(seed), trains
+        self._captured, self._plan, self._rng = captured, plan, Random(seed)
         self._programs: dict[int, Program] = {}
         self.links: Counter[tuple[int, int, bool, bool]] = Counter()
-        program = self.program(2)
+        first = captured.graph.outputs[0]
+        self._loss = first.index if trains and isinstance(first, Ref) else None
         self.workers = [
             Worker(
                 p,
-                program,
-                _own(program, p, model),
+                _own(captured.graph, plan, p, model),
                 constants=captured.constants,
                 opaques=captured.opaques,
                 model=model,
@@ -62,9 +62,7 @@ class Together:
     def program(self, batch: int) -> Program:
         """The program for so many examples; made once."""
         if batch not in self._programs:
-            first = self._captured.graph.outputs[0]
-            loss = first.index if self._trains and isinstance(first, Ref) else None
-            self._programs[batch] = program_of(self._captured.graph, self._plan, batch, loss)
+            self._programs[batch] = program_of(self._captured.graph, self._plan, batch, self._loss)
         return self._programs[batch]
 
     def step(
@@ -96,14 +94,13 @@ class Together:
                 for micro in micros
             ]
             weights = [1 / microbatches] * microbatches
-            pending += worker.begin(inputs, program=program, weights=weights, policy=policy, draw=draw)
+            pending += worker.begin(program, inputs, weights=weights, policy=policy, draw=draw)
         self._run(program, pending)
         for worker in self.workers:
             worker.finish()
 
     def _refuse_coupled(self) -> None:
-        loss = self.program(2).loss
-        reasons = couplings(self._captured.graph, loss)
+        reasons = couplings(self._captured.graph, self._loss)
         if reasons:
             raise ConfigError(
                 subject="microbatches",
@@ -162,33 +159,34 @@ class Together:
         return self._gathered([worker.gradients for worker in self.workers])
 
     def _gathered(self, held: Sequence[Mapping[int, Tensor]]) -> dict[str, Tensor]:
-        data, found = self.workers[0].program.data, {}
+        values, found = self._captured.graph.values, {}
         for value in sorted({value for each in held for value in each}):
+            shape = values[value].shape_at(0)  # it has no axis that counts examples
+            dtype = getattr(torch, values[value].dtype)
             parts = [
-                (data[value].owners[p], each.get(value, torch.zeros(data[value].owners[p].sizes)))
-                for p, each in enumerate(held)
-                if not data[value].owners[p].is_empty
+                (region, each.get(value, torch.zeros(region.sizes, dtype=dtype)))
+                for region, each in zip(self._plan.regions(value, shape), held, strict=True)
+                if not region.is_empty
             ]
-            dtype = next(each[value].dtype for each in held if value in each)
-            parts = [(region, tensor.to(dtype)) for region, tensor in parts]
-            found[data[value].name] = _joined(Region.whole(data[value].shape), parts)
+            found[values[value].name] = _joined(Region.whole(shape), parts)
         return found
 
 
-def _joined(whole: Region, parts: Sequence[tuple[object, Tensor]]) -> Tensor:
+def _joined(whole: Region, parts: Sequence[tuple[AnyRegion, Tensor]]) -> Tensor:
     regions = [region for region, _ in parts]
-    assembly = Assembly(Frame.bare(whole), whole, regions)  # type: ignore[arg-type]
+    assembly = Assembly(Frame.bare(whole), whole, regions)
     return assembly([tensor for _, tensor in parts])
 
 
-def _own(program: Program, partition: int, model: nn.Module) -> dict[int, Tensor]:
+def _own(graph: Graph, plan: Plan, partition: int, model: nn.Module) -> dict[int, Tensor]:
     """A partition's own share of the model's parameters and buffers, copied."""
-    found, graph = {}, program.graph
+    found = {}
     for index in graph.from_outside(Source.PARAMETER, Source.BUFFER):
-        region, name = program.data[index].owners[partition], graph.values[index].name
+        value = graph.values[index]
+        get = model.get_buffer if value.source is Source.BUFFER else model.get_parameter
+        tensor = get(value.name).detach()
+        region = plan.regions(index, tuple(tensor.shape))[partition]
         if not region.is_empty:
-            is_buffer = graph.values[index].source is Source.BUFFER
-            tensor = (model.get_buffer(name) if is_buffer else model.get_parameter(name)).detach()
             found[index] = take(Piece(Region.whole(tuple(tensor.shape)), tensor), region).clone()
     return found
 
