@@ -62,6 +62,16 @@ def test_a_plan_for_another_graph_is_refused() -> None:
         plan.check(case("dense")[0].graph)
 
 
+def test_an_op_without_a_rule_is_not_cut() -> None:
+    graph = case("recurrent")[0].graph
+    plan = planner.vertical(graph, 2)
+    (node,) = [node for node in graph.nodes if node.target == "squall.opaque.default"]
+    value = next(index for index in node.outputs if index is not None)
+    halves = along(2, {0: Indices.span(0, 3), 1: Indices.span(3, 6)}, 2, 3)
+    with pytest.raises(ConfigError, match="whole on one partition"):
+        changed(plan, value, halves).check(graph)
+
+
 def test_stages_must_be_those_of_the_op() -> None:
     graph = case("decoder")[0].graph
     plan = next(p for seed in range(9) if (p := planner.random(graph, 2, seed)).staged)

@@ -50,9 +50,14 @@ def test_a_model_cut_in_space_trains_as_the_model_does(name: str) -> None:
     assert largest_difference(name, plan) < 1e-8
 
 
+@pytest.mark.parametrize("cut", ["horizontal 3", "vertical 2", "random 3"])
+def test_an_opaque_module_runs_whole_on_one_partition_of_a_cut_model(cut: str) -> None:
+    assert largest_difference("recurrent", plan_of("recurrent", cut)) < 1e-8
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", [*MODELS, "frozen", "shared"])
+@pytest.mark.parametrize("name", [*MODELS, "frozen", "shared", "recurrent"])
 def test_twenty_steps_under_random_plans_are_those_of_the_model(name: str, seed: int) -> None:
     for cut in ("random 2", "random 3", "random 4"):
         assert largest_difference(name, plan_of(name, cut, seed), steps=20, seed=seed) < 1e-8

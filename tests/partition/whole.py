@@ -56,6 +56,18 @@ def local_net() -> nn.Module:
     )
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, which capture keeps whole, between layers that can be cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(3, 8), nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, _ = self.middle(torch.tanh(self.first(x)))
+        return self.last(found)  # type: ignore[no-any-return]
+
+
 def dense(units: int, layers: int) -> nn.Module:
     """Layers of so many units, with tanh after each."""
     return nn.Sequential(*[part for _ in range(layers) for part in (nn.Linear(units, units), nn.Tanh())])
@@ -67,6 +79,8 @@ def case(name: str, dropout: float = 0.0) -> tuple[Captured, nn.Module, tuple[Te
     torch.manual_seed(11)
     if name == "local":
         model, x = local_net(), torch.randn(EXAMPLES_HERE, 2, 9, 8)
+    elif name == "recurrent":
+        model, x = Recurrent(), torch.randn(EXAMPLES_HERE, 4, 3)
     elif name == "dense":
         model, x = dense(24, 3), torch.randn(EXAMPLES_HERE, 24)
     else:
