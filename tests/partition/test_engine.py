@@ -63,3 +63,15 @@ def test_messages_hold_memory_of_their_own_layout() -> None:
             regions = made.sent[message.value][message.sender, message.receiver]
             assert [tuple(tensor.shape) for tensor in message.tensors] == [region.sizes for region in regions]
             assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in message.tensors)
+
+
+def test_nothing_is_kept_of_a_microbatch_that_is_done_but_results() -> None:
+    captured, model, minibatch = case("lenet")
+    together = Together(captured, model, planner.vertical(captured.graph, 2))
+    together.step(minibatch, microbatches=2)
+    results = together.program(2).results
+    for worker in together.workers:
+        for context in worker._micros:
+            assert set(context.slots) <= results
+            assert not context.graphs
+            assert not context.back

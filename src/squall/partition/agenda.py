@@ -105,9 +105,9 @@ class Agenda:
         """Whether every job is done."""
         return not any(self._left)
 
-    def waits_for(self) -> tuple[Event, ...]:
-        """The events without which nothing more can run."""
-        return tuple(self._waiting)
+    def is_done(self, micro: int) -> bool:
+        """Whether every job of one microbatch is done."""
+        return not self._left[micro]
 
     def next(self) -> Job | None:
         """The next job; None if none is ready, or only those of microbatches that may not begin yet."""

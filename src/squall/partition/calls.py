@@ -28,7 +28,7 @@ class Bound:
 def bound(graph: Graph, at: int, batch: int) -> Bound:
     """The call of node number `at`, for a batch of so many examples.
 
-    >>> from squall.model.graph import Extent, Source, Value
+    >>> from squall.model.graph import Extent, Node, Source, Value
     >>> x, y = (Value(name=name, source=source, shape=(Extent(), 2), dtype="float32")
     ...         for name, source in (("x", Source.INPUT), ("y", Source.NODE)))
     >>> node = Node(target="aten.mul.Tensor", args=(ValueRef(0), ValueRef(0)), outputs=(1,), name="y")

@@ -13,10 +13,10 @@ from squall.partition.program import (
     FED,
     Cut,
     Datum,
+    FusedPiece,
     Held,
     Merge,
     Part,
-    Piece,
     Program,
     Share,
     Task,
@@ -229,7 +229,14 @@ class _Lowering:
             parts=tuple(parts),
             sent=sent,
             loss=self._loss,
+            results=self._results(),
         )
+
+    def _results(self) -> frozenset[int]:
+        found = {ref.index for ref in refs_in(self._graph.outputs)} | {
+            value for _, value in moved(self._graph)
+        }
+        return frozenset(found if self._loss is None else found | {self._loss})
 
     def _is_fed(self, value: int) -> bool:
         return value < len(self._graph.values) and self._plan.is_everywhere(value)
@@ -306,17 +313,13 @@ class _Lowering:
         holds: Mapping[int, tuple[Held, ...]],
         sends: Mapping[int, Mapping[int, object]],
         p: int,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[FusedPiece]:
         runs = _runs(
             tasks,
             {value for value, held in holds.items() if any(each.sender not in (p, FED) for each in held)},
             set(sends),
         )
-        kept = {ref.index for ref in refs_in(self._graph.outputs)} | {
-            value for _, value in moved(self._graph)
-        }
-        if self._loss is not None:
-            kept.add(self._loss)
+        kept = self._results()
         read_by: dict[int, set[int]] = defaultdict(set)
         for number, run in enumerate(runs):
             for task in run:
@@ -335,7 +338,7 @@ class _Lowering:
                 if value not in inside and not region.is_empty
             )
             flows = any(self.data[value].has_gradient for value in made)
-            yield Piece(tasks=tuple(run), reads=tuple(reads), gives=gives, has_backward=flows)
+            yield FusedPiece(tasks=tuple(run), reads=tuple(reads), gives=gives, has_backward=flows)
 
 
 def _runs(tasks: Sequence[Task], received: set[int], sent: set[int]) -> list[list[Task]]:

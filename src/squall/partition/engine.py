@@ -219,7 +219,16 @@ class Worker:
             return None
         messages = self._backward(job) if job.is_backward else self._forward(job)
         self._agenda.happened(job)
+        if self._agenda.is_done(job.micro):
+            self._let_go(self._micros[job.micro])
         return messages
+
+    def _let_go(self, context: _Context) -> None:
+        """A microbatch is done here: keep nothing of it but results."""
+        context.slots = {
+            value: slots for value, slots in context.slots.items() if value in self.program.results
+        }
+        context.back, context.returned = {}, {}
 
     def _forward(self, job: Job) -> list[Message]:
         context, runner = self._micros[job.micro], self._pieces[job.piece]

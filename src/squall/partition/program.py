@@ -5,7 +5,7 @@ that owns some of its output; an op in stages becomes contributions, an addition
 reads and its partition does not own is received, once for each value and sender. Backward, the gradient of everything
 that was received goes back the same way, summed first over all tasks of the receiver.
 
-A *piece* is a run of consecutive tasks of one partition. It begins anew at the first task that reads something received,
+A *fused piece* is a run of consecutive tasks of one partition. It begins anew at the first task that reads something received,
 and ends with each value that is sent: so no message waits for more than it must, in either direction.
 """
 
@@ -113,7 +113,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class FusedPiece:
     """Consecutive tasks of one partition, run as one.
 
     Attributes:
@@ -143,7 +143,7 @@ class Part:
 
     partition: int
     data: tuple[Datum, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FusedPiece, ...]
     holds: Mapping[int, tuple[Held, ...]]
     sends: Mapping[int, Mapping[int, tuple[AnyRegion, ...]]]
     returns: frozenset[tuple[int, int]]
@@ -192,6 +192,7 @@ class Program:
         parts: for each partition, what it does.
         sent: for each value, (sender, receiver) -> regions.
         loss: the value that is differentiated; None for a forward pass alone.
+        results: values that are wanted after the step: the model's outputs, and what its buffers become.
     """
 
     graph: Graph
@@ -201,6 +202,7 @@ class Program:
     parts: tuple[Part, ...]
     sent: Mapping[int, Transfers]
     loss: int | None
+    results: frozenset[int]
 
     def bytes_up(self, lasting: bool = False) -> dict[tuple[int, int], int]:
         """Bytes of one forward pass, (sender, receiver) -> bytes: activations, or what lasts for a step (parameters)."""

@@ -11,7 +11,7 @@ from squall.model.opaque import OpaqueCall
 from squall.model.straight import compile_straight
 from squall.partition.masks import Draw
 from squall.partition.pieces import Assembly, Frame
-from squall.partition.program import Cut, Held, Merge, Part, Piece, Program, Share, Task, Whole
+from squall.partition.program import Cut, FusedPiece, Held, Merge, Part, Program, Share, Task, Whole
 from squall.partition.regions import AnyRegion, Region
 from squall.partition.rules import prepare, prepare_stage
 from squall.partition.stages import Combine
@@ -33,7 +33,7 @@ class Runner:
         self,
         program: Program,
         part: Part,
-        piece: Piece,
+        piece: FusedPiece,
         opaques: Mapping[str, OpaqueCall],
         model: nn.Module | None,
     ) -> None:
