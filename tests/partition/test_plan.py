@@ -84,6 +84,16 @@ def test_stages_must_be_those_of_the_op() -> None:
         replace(plan, staged={at: (cut, *cuts[1:])}).check(graph)
 
 
+def test_constants_belong_to_everybody() -> None:
+    graph = case("local")[0].graph
+    plan = planner.vertical(graph, 2)
+    assert all(plan.is_everywhere(at) for at in graph.from_outside(Source.INPUT, Source.CONSTANT))
+    constants = graph.from_outside(Source.CONSTANT)
+    for at in constants:
+        with pytest.raises(ConfigError, match="it everywhere"):
+            changed(plan, at, on_one(0, 2, len(graph.values[at].shape))).check(graph)
+
+
 def test_an_owner_of_everything_owns_the_whole() -> None:
     plan = planner.horizontal(case("mlp")[0].graph, 1)
     graph = case("mlp")[0].graph

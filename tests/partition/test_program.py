@@ -14,7 +14,7 @@ from squall.model.layers import LocallyConnected2d
 from squall.partition import planner
 from squall.partition.compiler import program_of
 from squall.partition.plan import Plan
-from squall.partition.program import Program
+from squall.partition.program import Datum, Program
 from squall.partition.together import Together
 from tests.partition.whole import EXAMPLES_HERE, Squares, case, loss_of
 
@@ -159,3 +159,11 @@ def test_tied_weights_have_one_owner_for_each_element_and_gradients_from_all_rea
     (link,) = made.sent[tied]
     assert made.parts[link[0]].expects[tied] == (link[1],)
     assert made.bytes_up(lasting=True) == made.bytes_down(lasting=True)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.bool, torch.uint8, torch.complex64, torch.int32]
+)
+def test_an_element_has_as_many_bytes_as_torch_says(dtype: torch.dtype) -> None:
+    datum = Datum(name="x", shape=(), dtype=str(dtype).removeprefix("torch."), owners=())
+    assert datum.itemsize == dtype.itemsize

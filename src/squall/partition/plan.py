@@ -83,6 +83,8 @@ class Plan:
             if value.source not in (Source.INPUT, Source.CONSTANT):
                 raise _wrong(f"value {value.name!r}", "an owner for each element", "it everywhere")
             return
+        if value.source is Source.CONSTANT:
+            raise _wrong(f"constant {value.name!r}", "it everywhere", "owners")
         self._check_tiles(f"value {value.name!r}", self.holdings[index], shape)
 
     def _check_tiles(self, subject: str, holding: Holding, shape: Shape) -> None:
