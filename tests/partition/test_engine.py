@@ -73,5 +73,5 @@ def test_nothing_is_kept_of_a_microbatch_that_is_done_but_results() -> None:
     for worker in together.workers:
         for context in worker._micros:
             assert set(context.slots) <= results
-            assert not context.graphs
+            assert not context.traces
             assert not context.back

@@ -1,4 +1,11 @@
-"""Whole models, cut in every way over one to four partitions, against plain PyTorch."""
+"""Whole models, cut in every way over one to four partitions, against plain PyTorch.
+
+Faults planted by hand, each seen to fail a test here or beside it: a value sent once for each reader instead of each
+partition · backward without waiting for another partition's gradient · the gradient of the first peer only · of the
+first reader only · a microbatch with the weight of a minibatch · pieces that go on after what is sent · torch's own mask
+for dropout · a gradient awaited from whoever reads an empty region (all wait for ever) · no limit on microbatches in
+flight · buffers that do not move · a gradient that flows through `detach`.
+"""
 
 import pytest
 import torch
@@ -53,6 +60,16 @@ def test_a_model_cut_in_space_trains_as_the_model_does(name: str) -> None:
 @pytest.mark.parametrize("cut", ["horizontal 3", "vertical 2", "random 3"])
 def test_an_opaque_module_runs_whole_on_one_partition_of_a_cut_model(cut: str) -> None:
     assert largest_difference("recurrent", plan_of("recurrent", cut)) < 1e-8
+
+
+def test_what_is_frozen_or_detached_gets_no_gradient_and_no_message() -> None:
+    plan = plan_of("frozen", "random 3", 1)
+    assert largest_difference("frozen", plan) < 1e-8
+    graph = case("frozen")[0].graph
+    program = program_of(graph, plan, 4, loss_of(graph))
+    teacher = [at for at, value in enumerate(graph.values) if "teacher" in value.name]
+    assert teacher
+    assert not any(program.data[at].has_gradient for at in teacher)
 
 
 @pytest.mark.nightly

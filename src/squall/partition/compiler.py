@@ -373,10 +373,11 @@ def _stages(call: Call) -> Stages:
 
 
 def _reaching(graph: Graph, loss: int | None) -> set[int]:
-    """The values on which the loss depends."""
+    """The values from which the loss's gradient comes back, through values that have one themselves."""
     found = set() if loss is None else {loss}
     for node in reversed(graph.nodes):
-        if found.intersection(index for index in node.outputs if index is not None):
+        made = found.intersection(index for index in node.outputs if index is not None)
+        if any(graph.values[index].requires_grad for index in made):
             found.update(node.inputs)
     return found
 

@@ -45,20 +45,30 @@ class Message:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trace:
+    """What a piece's backward needs: the leaves that it read, which parts of which values these are, what it gave."""
+
+    leaves: list[Tensor]
+    places: list[tuple[int, int]]
+    gives: dict[int, Tensor]
+
+
 @dataclass(slots=True)
 class _Context:
-    """One microbatch under way, or (with no jobs) what lasts for the step."""
+    """One microbatch under way; or, without jobs of its own, what lasts for the step.
+
+    Attributes:
+        slots: the parts of values that are here.
+        traces: of pieces that ran forward and not backward yet.
+        back: value -> by which job -> the gradient of each of its parts.
+        returned: value -> from which partition -> the gradients of the regions that it was sent.
+    """
 
     slots: Slots
-    graphs: dict[int, tuple[list[Tensor], list[tuple[int, int]], dict[int, Tensor]]] = field(
-        default_factory=dict
-    )
-    back: dict[int, dict[int, list[Tensor | None]]] = field(
-        default_factory=dict
-    )  # value -> piece -> slots' gradients
-    returned: dict[int, dict[int, Sequence[Tensor]]] = field(
-        default_factory=dict
-    )  # value -> peer -> regions' gradients
+    traces: dict[int, _Trace] = field(default_factory=dict)
+    back: dict[int, dict[Job, list[Tensor | None]]] = field(default_factory=dict)
+    returned: dict[int, dict[int, Sequence[Tensor]]] = field(default_factory=dict)
 
 
 class Worker:
@@ -241,23 +251,23 @@ class Worker:
             if value in self.part.sends:
                 messages += self._sent(value, job.micro, made[value])
         if self._trains and piece.has_backward:
-            context.graphs[job.piece] = (leaves, names, {value: made[value] for value in piece.gives})
+            context.traces[job.piece] = _Trace(leaves, names, {value: made[value] for value in piece.gives})
         return messages
 
     def _backward(self, job: Job) -> list[Message]:
         context = self._micros[job.micro]
-        leaves, names, gives = context.graphs.pop(job.piece)
+        trace = context.traces.pop(job.piece)
         outputs, gradients = [], []
-        for value, tensor in gives.items():
+        for value, tensor in trace.gives.items():
             total = self._total(context, value, tensor, job.micro) if tensor.requires_grad else None
             if total is not None:
                 outputs.append(tensor)
                 gradients.append(total)
-        found: Sequence[Tensor | None] = [None] * len(leaves)
-        if outputs and leaves:
-            found = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
+        found: Sequence[Tensor | None] = [None] * len(trace.leaves)
+        if outputs and trace.leaves:
+            found = torch.autograd.grad(outputs, trace.leaves, gradients, allow_unused=True)
         by_value: dict[int, list[Tensor | None]] = {}
-        for (value, at), gradient in zip(names, found, strict=True):
+        for (value, at), gradient in zip(trace.places, found, strict=True):
             by_value.setdefault(value, [None] * len(self.part.holds[value]))[at] = gradient
         messages: list[Message] = []
         for value, readers in self.part.readers.items():
@@ -271,7 +281,7 @@ class Worker:
         lasts = self.program.data[value].lasts
         context, micro = (self._lasting, None) if lasts else (self._micros[job.micro], job.micro)
         back = context.back.setdefault(value, {})
-        back[job.micro * len(self.part.pieces) + job.piece] = mine
+        back[job] = mine
         expected = len(self.part.readers[value]) * (len(self._micros) if lasts else 1)
         if len(back) < expected:
             return []
@@ -294,7 +304,7 @@ class Worker:
 
     def _summed(self, context: _Context, value: int, at: int) -> Tensor:
         """The gradient of one held part, over all pieces that read it, in their order."""
-        parts = [slots[at] for _, slots in sorted(context.back[value].items())]
+        parts = [slots[at] for _, slots in sorted(context.back[value].items(), key=_by_key)]
         total = _sum([part for part in parts if part is not None])
         if total is None:
             held = context.slots[value][at]
@@ -307,7 +317,7 @@ class Worker:
         parts: list[Tensor] = []
         if value == self.program.loss and micro is not None:
             parts.append(torch.full_like(like, self._weights[micro]))
-        for _, slots in sorted(context.back.get(value, {}).items()):
+        for _, slots in sorted(context.back.get(value, {}).items(), key=_by_key):
             if slots[0] is not None and self.part.holds[value][0].sender == self.partition:
                 parts.append(slots[0])
         total, peers = _sum(parts), context.returned.get(value, {})
@@ -367,6 +377,10 @@ def inputs_for(program: Program, partition: int, whole: Mapping[int, Tensor]) ->
         if parts:
             found[value] = [take(_whole(tensor), region) for region in parts]
     return found
+
+
+def _by_key(item: tuple[Job, object]) -> Job:
+    return item[0]
 
 
 def _whole(tensor: Tensor) -> Piece:
