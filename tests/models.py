@@ -152,7 +152,7 @@ class DecoderBlock(nn.Module):
         b, t, d = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, dropout_p=0.1 if self.training else 0.0
+            q, k, v, is_causal=True, dropout_p=self.mlp[2].p if self.training else 0.0
         )
         x = x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
         return x + self.mlp(self.norm2(x))

@@ -91,6 +91,29 @@ def cutter(held: AnyRegion, region: AnyRegion) -> Callable[[Tensor], Tensor]:
     return cut
 
 
+def adder(held: AnyRegion, region: AnyRegion) -> Callable[[Tensor, Tensor], None]:
+    """The function that adds the compact tensor of a region to that of a larger one, in place.
+
+    >>> total = torch.zeros(4)
+    >>> adder(Region.of((8,), (2, 6)), Region.of((8,), (3, 5)))(total, torch.ones(2))
+    >>> total
+    tensor([0., 1., 1., 0.])
+    """
+    if isinstance(held, FlatRegion) or isinstance(region, FlatRegion):
+        position = torch.tensor(list(region.flat().positions_in(held.flat())), dtype=torch.long)
+
+        def add(total: Tensor, part: Tensor) -> None:
+            total.view(-1).index_add_(0, position, part.reshape(-1))
+
+        return add
+    place = _mesh(region.within(held))
+
+    def add_there(total: Tensor, part: Tensor) -> None:
+        total[place] += part
+
+    return add_there
+
+
 class Assembly:
     """Puts a frame together from pieces of known regions; made once, run for every microbatch.
 

@@ -46,6 +46,7 @@ class Stage:
         run: (share, inputs, combined) -> its contribution, the compact tensor of `gives(share)`.
         shape: of the whole combined value.
         combine: how contributions to it are combined; None in the last stage, where shares give disjoint regions.
+        dtype: of the combined value, as in ``"float64"``; None for the output's.
         windows: the axes of the space on which a share must be one range.
     """
 
@@ -57,6 +58,7 @@ class Stage:
     run: Callable[[Region, Tensors, Tensors], Tensor]
     shape: Shape
     combine: Combine | None = None
+    dtype: str | None = None
     windows: frozenset[int] = frozenset()
 
 

@@ -143,6 +143,7 @@ class _Statistics:
             run=self._sums,
             shape=self._shape,
             combine=Combine.ADD,
+            dtype="float64",
         )
         last = Stage(
             space=call.shape,
