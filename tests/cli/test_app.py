@@ -460,7 +460,7 @@ def test_importing_squall_imports_neither_torch_nor_numpy() -> None:
 
 
 def test_recipes_lists_what_comes_with_squall() -> None:
-    assert [line.split()[0] for line in squall_("recipes").out.splitlines()] == ["digits", "speech"]
+    assert [line.split()[0] for line in squall_("recipes").out.splitlines()] == ["digits", "fsdd", "speech"]
 
 
 def test_version_says_which() -> None:
