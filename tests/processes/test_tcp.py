@@ -249,6 +249,7 @@ def hammer(ports: list[int], until: float, lots: random.Random) -> int:
                 one.connect(("127.0.0.1", lots.choice(ports)))
                 one.sendall(mutant(lots))
                 if lots.random() < 0.5:
+                    one.settimeout(0.05)  # a door waits for the rest of what might become a hello
                     one.recv(100)
             except OSError:
                 pass

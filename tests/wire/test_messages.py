@@ -27,7 +27,7 @@ def test_each_message_has_one_code_that_fits_a_byte() -> None:
 
 
 def test_codes_of_the_wire_are_never_given_to_another_message() -> None:
-    names = "Fetch Fetched Push Pushed Ask Lease Leave Recall Goodbye Refuse Refused Diverged"
+    names = "Fetch Fetched Push Pushed Ask Lease Leave Recall Goodbye Refuse Refused Diverged Hold Held Release Released"
     assert {code_of(kind): kind.__name__ for kind in ALL} == dict(enumerate(names.split(), 1))
 
 
