@@ -3,8 +3,7 @@
 The oracle is counting: the servers begin at zeros and add what is pushed.
 
 Faults planted by hand, each seen to fail a test here: a gradient is not taken along when a loop comes back · positions go on
-after other servers came · the door does not say farewell · a block that is cut short is told at its full length (the
-ledger's figures were added for it).
+after other servers came · the door does not say farewell.
 """
 
 import gc
