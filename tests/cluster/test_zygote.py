@@ -79,7 +79,8 @@ for number in range(2):
 holder = os.fork()  # as a data loader does: it holds the launcher's end of everything open
 if not holder:
     signal.pause()
-print(json.dumps({"zygote": started.pid, "holder": holder}), flush=True)
+# One write: the roles write into the same pipe, and an unbuffered print writes its newline apart.
+os.write(1, json.dumps({"zygote": started.pid, "holder": holder}).encode() + b"\\n")
 select.select([started], [], [])
 """
 
@@ -255,31 +256,30 @@ def test_a_role_trains_on_a_model_that_it_was_sent(zygote: Zygote) -> None:
 
 
 def test_a_killed_launcher_leaves_no_process(targets: Path) -> None:
-    launcher = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(targets), *sys.path])},
-    )
-    assert launcher.stdin is not None
-    assert launcher.stdout is not None
-    launcher.stdin.write(LAUNCHER)
-    launcher.stdin.close()
-    first = launcher.stdout.readline()
-    said = [json.loads(launcher.stdout.readline()) for _ in range(3)]
-    roles = [pids for pids in said if isinstance(pids, list)]
-    others = next(pids for pids in said if isinstance(pids, dict))
-    pidfds = [os.pidfd_open(pid) for pid in (others["zygote"], *roles[0], *roles[1])]
-    os.kill(roles[0][0], signal.SIGSTOP)  # one that cannot end by itself
+    ) as launcher:
+        try:
+            assert launcher.stdin is not None
+            assert launcher.stdout is not None
+            launcher.stdin.write(LAUNCHER)
+            launcher.stdin.close()
+            first = launcher.stdout.readline()
+            said = [json.loads(launcher.stdout.readline()) for _ in range(3)]
+            roles = [pids for pids in said if isinstance(pids, list)]
+            others = next(pids for pids in said if isinstance(pids, dict))
+            pidfds = [os.pidfd_open(pid) for pid in (others["zygote"], *roles[0], *roles[1])]
+            os.kill(roles[0][0], signal.SIGSTOP)  # one that cannot end by itself
+        finally:
+            launcher.kill()
 
-    launcher.kill()
-
-    assert_all_end(pidfds)
-    os.kill(others["holder"], signal.SIGKILL)
-    assert (first, launcher.stdout.read()) == ("the user's own program runs\n", "")
-    launcher.stdout.close()
-    launcher.wait()
+        assert_all_end(pidfds)
+        os.kill(others["holder"], signal.SIGKILL)
+        assert (first, launcher.stdout.read()) == ("the user's own program runs\n", "")
 
 
 def test_closing_ends_a_role_that_ignores_the_request(light: Zygote) -> None:
