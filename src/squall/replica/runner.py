@@ -170,7 +170,9 @@ class ReplicaRunner:
         self._poll = select.poll()
         for fd in (*self._by_fd, self._coordinator.fileno()):
             self._poll.register(fd, select.POLLIN)
-        self._calls = select.poll()  # of the coordinator alone: a look at nothing costs less than a read of nothing
+        self._calls = (
+            select.poll()
+        )  # of the coordinator alone: a look at nothing costs less than a read of nothing
         self._calls.register(self._coordinator.fileno(), select.POLLIN)
         self._is_done = False
 
