@@ -60,6 +60,7 @@ LOOKED_UP = {
 DECIDERS = {
     "blocks.py",
     "cluster/faults.py",
+    "cluster/restarts.py",
     "coordinator/events.py",
     "coordinator/gate.py",
     "coordinator/hold.py",
