@@ -18,6 +18,7 @@ from squall.training.prepare import build_like
 from squall.wire.connection import Connection
 from squall.wire.control import Failed
 
+EXIT_FAILED = 1
 EXIT_LOST = 3
 EXIT_OUT_OF_MEMORY = 4
 
@@ -42,7 +43,7 @@ def main(arguments: bytes, fds: list[int]) -> None:
         raise SystemExit(EXIT_OUT_OF_MEMORY) from None
     except SquallError as error:
         launcher.send(_failed(name, error))
-        raise SystemExit(1) from None
+        raise SystemExit(EXIT_FAILED) from None
     except ConnectionError as error:
         print(f"{name} lost a peer: {error}", flush=True)
         raise SystemExit(EXIT_LOST) from None

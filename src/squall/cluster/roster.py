@@ -27,6 +27,7 @@ class RoleProcess:
 
     Attributes:
         kind: "replica", "shard", "coordinator" or "evaluator".
+        incarnation: which life of it this is, from 0.
         connection: to it.
         ports: that it listens at.
         is_gone: its process has ended.
@@ -57,6 +58,11 @@ class Roster:
         self._epoll = select.epoll()
         self._epoll.register(zygote.fileno(), select.EPOLLIN)
 
+    @staticmethod
+    def number_of(role: RoleProcess) -> int:
+        """Its number among those of its kind: 2 of "replica2.0"."""
+        return int(role.name.removeprefix(role.kind).partition(".")[0])
+
     def of_kind(self, kind: str) -> list[RoleProcess]:
         return [role for role in self.roles.values() if role.kind == kind]
 
@@ -71,7 +77,7 @@ class Roster:
         incarnation: int = 0,
         ports: Sequence[int] = (),
     ) -> None:
-        """Start a role; copies of `fds` go to it.
+        """Start a role; copies of `fds` go to it. One of this name must be gone.
 
         Raises:
             RunError: the zygote cannot.
@@ -86,6 +92,8 @@ class Roster:
             os.close(log)
             theirs.close()
         role = RoleProcess(name, kind, pid, incarnation, Connection(ours, name), list(ports))
+        if (before := self.roles.get(name)) is not None:
+            before.connection.close()
         self.roles[name] = role
         self._by_fd[ours.fileno()] = role
         self._epoll.register(ours.fileno(), select.EPOLLIN)

@@ -105,11 +105,16 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A role is gone before the end of the run; `why` is a phrase, as in ``"killed by signal 9"``."""
+    """A role is gone before the end of the run; `why` is a phrase, as in ``"killed by signal 9"``.
+
+    Attributes:
+        incarnation: which of its lives has ended, from 0.
+    """
 
     time_s: float
     role: str
     why: str
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

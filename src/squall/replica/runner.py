@@ -48,7 +48,7 @@ def serve(
 
     Args:
         settings: "name"; "threads"; "shards", the shards with slices of this worker's partition; "replica";
-            "num_replicas"; "tcp", if it is to connect that way (see `squall.replica.exchange.connect_shards`).
+            "incarnation"; "num_replicas"; "tcp", if it is to connect that way (see `squall.replica.exchange.connect_shards`).
         load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
         fds: the memory for the model's buffers, and that of every replica; then, unless "tcp" is there, the connection
