@@ -41,6 +41,7 @@ _PUBLIC = {
     "Redone": "squall.observe.events",
     "Refused": "squall.observe.events",
     "Checkpointed": "squall.observe.events",
+    "Disturbed": "squall.observe.events",
     "Ended": "squall.observe.events",
     "SquallError": "squall.errors",
     "ConfigError": "squall.errors",
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from squall.loop.optimizer import DownpourOptimizer as DownpourOptimizer
     from squall.model.opaque import opaque as opaque
     from squall.observe.events import Checkpointed as Checkpointed
+    from squall.observe.events import Disturbed as Disturbed
     from squall.observe.events import Ended as Ended
     from squall.observe.events import Evaluated as Evaluated
     from squall.observe.events import Joined as Joined

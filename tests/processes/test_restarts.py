@@ -104,6 +104,7 @@ def test_one_replica_that_is_killed_trains_as_if_it_had_not_been(local: Local, t
         loss="mse",
         strategy=squall.Downpour(rule=squall.Sgd(learning_rate=0.05)),
         replicas=1,
+        threads=1,
         batch_size=16,
         epochs=2,
         cluster=local,

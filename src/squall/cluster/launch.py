@@ -17,6 +17,7 @@ from squall.cluster.role import EXIT_FAILED
 from squall.cluster.roster import RoleProcess, Roster, in_words
 from squall.cluster.starting import Started, start_roles
 from squall.cluster.tcp import TcpPlan
+from squall.cluster.upsets import Upsets
 from squall.cluster.zygote import Exit, Zygote
 from squall.errors import (
     DivergedError,
@@ -115,6 +116,7 @@ class Launch:
         self._last = ""  # the name of the last checkpoint
         self._started: Started | None = None
         self._restarts = RestartBook(restarts)
+        self._upsets = Upsets((), 0, self._roster, self._recorder)  # until the roles are there
         self._buffer_memories: list[Tensor] = []
         self._is_stopping = False
         self._alone_since: float | None = None
@@ -124,13 +126,19 @@ class Launch:
             self._started = start_roles(self._execution, self._roster, self._tcp)
             self._buffer_memories = self._started.buffer_memories()
             self._describe()
+            self._upsets = self._new_upsets()
             self._follow()
+            self._upsets.calm(self._execution.now())
             self._save()
             return self._end()
         finally:
             self._roster.close()
             if self._started is not None:
                 self._started.close()
+
+    def _new_upsets(self) -> Upsets:
+        job = self._execution.prepared.job
+        return Upsets(job.faults, job.seed, self._roster, self._recorder)
 
     def _describe(self) -> None:
         directory = self._execution.directory
@@ -140,6 +148,7 @@ class Launch:
         """Until the coordinator says that nothing more will be pushed, or the run cannot go on."""
         while self._heard.why is None and not self._heard.is_fatal:
             self._hear()
+            self._upsets.tick(self._execution.now(), self._execution.prepared.time_s)
             self._restart_if_due()
             self._fail_if_alone()
             self._stop_if_asked()
@@ -266,6 +275,7 @@ class Launch:
                 for block in blocks:
                     name = f"replica{block.replica}.0"
                     self._worked(name)
+                    self._upsets.finished(name, block.block.num_minibatches)
                     self._recorder.closed(
                         block.time_s,
                         role=name,
@@ -342,12 +352,16 @@ class Launch:
                 told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."
                 self._heard.fail(LostError(reason=told), is_fatal=True)
 
-
     def _start_again(self, role: RoleProcess, ended: Exit) -> None:
         """If it died: it did not leave in order, and no exception did it, which another would run into as well."""
         if self._is_stopping or ended.returncode in (0, EXIT_FAILED, None):
             return
-        again = self._restarts.died(role.name, incarnation=role.incarnation, now=self._execution.now())
+        again = self._restarts.died(
+            role.name,
+            incarnation=role.incarnation,
+            now=self._execution.now(),
+            after_s=self._upsets.restart_after(role.name),
+        )
         if again is None and self._restarts.rule.most:
             most = self._restarts.rule.most
             told = f" {most + 1} times in a row without finishing a block, and is not started again"

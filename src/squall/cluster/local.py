@@ -87,8 +87,10 @@ class Local:
 
     def run(self, execution: Execution) -> Ending:
         """Carry out a run; see `squall.training.execution.Cluster`."""
+        from squall.cluster.chaos import expect_kinds
         from squall.cluster.launch import Launch
 
+        expect_kinds(execution.prepared.job.faults, "squall.Local", is_tcp=self.transport == "tcp")
         if not self._is_busy.acquire(blocking=False):
             raise ConfigError(
                 subject="this Local cluster",

@@ -103,6 +103,15 @@ class Roster:
         with contextlib.suppress(ConnectionError):
             role.connection.send(message, fds)
 
+    def signal(self, name: str, number: signal.Signals) -> bool:
+        """Send a role a signal; False if it has ended already."""
+        role = self.roles[name]
+        for process in self._zygote.roles():
+            if process.pid == role.pid and not role.is_gone:
+                process.kill(number)
+                return True
+        return False
+
     def hear(self, timeout_s: float) -> Iterator[tuple[RoleProcess, Any]]:
         """Yield what roles have said, and an `Exit` for each that has ended, after all that it had said.
 

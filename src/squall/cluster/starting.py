@@ -56,7 +56,10 @@ class Started:
     def buffer_memories(self) -> list[Tensor]:
         """The arenas as `BufferSpace` reads them."""
         space = self.execution.prepared.buffers
-        attached = (SharedArena.attach(os.dup(arena.fd), space.arena_bytes, writable=False) for arena in self.buffer_arenas)
+        attached = (
+            SharedArena.attach(os.dup(arena.fd), space.arena_bytes, writable=False)
+            for arena in self.buffer_arenas
+        )
         return [space.memory(arena) for arena in attached]
 
     def close(self) -> None:
@@ -107,7 +110,10 @@ class _Starting:
 
     def listen(self) -> None:
         if self._tcp is not None:
-            for name in ("coordinator", *(f"shard{shard}" for shard in range(self._prepared.layout.num_shards))):
+            for name in (
+                "coordinator",
+                *(f"shard{shard}" for shard in range(self._prepared.layout.num_shards)),
+            ):
                 self._made.append(self._tcp.listen(name))
 
     def close(self) -> None:
@@ -216,9 +222,7 @@ class _Starting:
         self._attachments.append(("coordinator", attach, [far]))
         return [near]
 
-    def _exchange(
-        self, replica: int, name: str, *, num_gradients: int, incarnation: int = 0
-    ) -> list[int]:
+    def _exchange(self, replica: int, name: str, *, num_gradients: int, incarnation: int = 0) -> list[int]:
         """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
         fds: list[int] = []
         if self._tcp is not None:

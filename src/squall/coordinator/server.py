@@ -101,7 +101,9 @@ class CoordinatorServer:
         self._began = began
         self._replicas: dict[int, tuple[int, int, Connection]] = {}  # by descriptor: replica, incarnation
         self._lines: dict[tuple[int, int], Connection] = {}
-        self._next: dict[tuple[str, int], int] = {}  # over TCP: the least incarnation to come, by role and number
+        self._next: dict[
+            tuple[str, int], int
+        ] = {}  # over TCP: the least incarnation to come, by role and number
         self._shards: dict[int, Connection] = {}
         self._shard_of: dict[int, int] = {}  # by descriptor
         self._closings: list[ClosedBlock] = []
@@ -194,7 +196,9 @@ class CoordinatorServer:
         told: JoinCoordinator = guest.introduction
         place = told.role, told.number
         if told.incarnation < self._next.get(place, 0) or not self._belongs(told):
-            guest.turn_away(f"expected a role of this run, of a later incarnation than any before, but got {told}")
+            guest.turn_away(
+                f"expected a role of this run, of a later incarnation than any before, but got {told}"
+            )
             return
         self._next[place] = told.incarnation + 1
         if told.role == "replica":

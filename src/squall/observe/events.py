@@ -155,6 +155,23 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbed:
+    """Chaos that the job asked for has struck a role.
+
+    Attributes:
+        time_s: when.
+        role: as faults name it, as in ``"replica2"``.
+        what: "kill", "stop" (it stands still) or "go on" (it does no longer).
+        fault: which, in the fault language.
+    """
+
+    time_s: float
+    role: str
+    what: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The run is over; nothing follows.
 
@@ -169,7 +186,7 @@ class Ended:
     error: str | None = None
 
 
-Event: TypeAlias = Progress | Evaluated | Joined | Left | Redone | Refused | Checkpointed | Ended
+Event: TypeAlias = Progress | Evaluated | Joined | Left | Redone | Refused | Checkpointed | Disturbed | Ended
 
 
 def as_record(event: Event) -> dict[str, Any]:
