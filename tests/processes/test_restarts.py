@@ -20,7 +20,7 @@ from squall.observe.events import Event, Joined, Left, Progress
 from squall.training.fit import Handle
 from tests.conftest import beside
 from tests.processes.helpers import job, kill, processes, wait_until
-from tests.processes.test_failures import assert_every_block_once, follow, is_first_to
+from tests.processes.test_failures import follow, is_first_to
 
 pytestmark = pytest.mark.processes
 QUICK = squall.Restarts(most=3, first_s=0.0)
@@ -160,12 +160,38 @@ def test_replicas_that_die_again_and_again_are_given_up_and_the_run_ends_with_th
     assert list((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))
 
 
-def test_a_replica_that_leaves_in_order_is_not_started_again(local: Local, tmp_path: Path) -> None:
-    handle = squall.start(job(local, replicas=2, epochs=40, out=tmp_path / "run"))
-    seen = follow(handle, 100)
+def left_after(handle: Handle, role: str, began: float) -> float:
+    """Take events until a role has left; how long that took on the clock of events."""
+    for event in handle.events():
+        if isinstance(event, Left) and event.role == role:
+            return event.time_s - began
+    raise AssertionError(f"{role} did not leave")
+
+
+def test_a_replica_that_is_told_to_leave_does_so_in_order_and_is_not_started_again(
+    local: Local, tmp_path: Path
+) -> None:
+    """While it works: what it has pushed is acknowledged, its unfinished block is redone."""
+    handle = squall.start(job(local, replicas=2, epochs=10_000, out=tmp_path / "run"))
+    seen = follow(handle, 50)
     kill(processes(tmp_path / "run")["replica1.0"], signal.SIGTERM)
+    assert left_after(handle, "replica1.0", seen[-1].time_s) < 5.0
+    handle.stop()
     seen += list(handle.events())
-    run = handle.result(20)
+    rows = handle.result(20).ledger()
 
     assert lives(seen, "replica1.0") == [0]
-    assert_every_block_once(run, 40, slices=2)
+    assert [event for event in seen if isinstance(event, Joined) and event.incarnation] == []
+    counts = {(int(row["slice"]), int(row["block"])) for row in rows[rows["outcome"] == "applied"]}
+    assert len(counts) == (rows["outcome"] == "applied").sum()
+
+
+def test_a_replica_that_waits_for_work_leaves_at_once_when_it_is_told_to(local: Local, tmp_path: Path) -> None:
+    """During a warm start all but one replica wait, with nothing that would wake them."""
+    strategy = squall.Downpour(warm_start=100_000)
+    handle = squall.start(job(local, replicas=2, epochs=10_000, strategy=strategy, out=tmp_path / "run"))
+    seen = follow(handle, 20)
+    kill(processes(tmp_path / "run")["replica1.0"], signal.SIGTERM)
+    assert left_after(handle, "replica1.0", seen[-1].time_s) < 5.0
+    handle.stop()
+    assert handle.result(20).metrics["why"] == "stopped"

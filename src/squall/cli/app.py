@@ -158,6 +158,21 @@ def _replayed(path: Path) -> dict[str, float]:
 
 
 @app.command()
+def explain(path: RunArgument, as_json: JsonOption = False) -> None:
+    """Say what became of a run: who died when and why, what was kept, redone and lost, and the one cause."""
+    with outcome():
+        from squall.cli import explain as explaining
+        from squall.cli import runs
+
+        story = explaining.explain(path)
+        if as_json:
+            typer.echo(runs.as_json(explaining.as_dict(story), path))
+            return
+        for line in explaining.lines(story, path):
+            typer.echo(line)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Say what this machine is, whether Squall can train on it, and what to do about what is not fine."""
     with outcome():

@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from squall.blocks import BlockSet
+from squall.cluster.exits import in_words, is_death
 from squall.cluster.restarts import NEVER, RestartBook, Restarts
-from squall.cluster.role import EXIT_FAILED
-from squall.cluster.roster import RoleProcess, Roster, in_words
+from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.starting import Started, start_roles
 from squall.cluster.tcp import TcpPlan
 from squall.cluster.upsets import Upsets
 from squall.cluster.zygote import Exit, Zygote
+from squall.coordinator.events import PROCESS_GONE
 from squall.errors import (
     DivergedError,
     LostError,
@@ -314,10 +315,13 @@ class Launch:
                     self._recorder.serving(role.name)
 
     def _tell_once(self, event: Event) -> None:
-        """The launcher and the coordinator both see a replica go: tell it as whoever saw it first."""
+        """The launcher and the coordinator both see a replica go: the launcher knows better how, if its process ended."""
         if isinstance(event, Joined):
             self._heard.joined[event.role] = event.incarnation
         if isinstance(event, Left):
+            role = self._roster.roles[event.role]
+            if event.why == PROCESS_GONE and not role.is_gone and role.incarnation == event.incarnation:
+                return  # how it ended is heard at once
             if (event.role, event.incarnation) in self._heard.lost:
                 return
             self._heard.lost.add((event.role, event.incarnation))
@@ -336,7 +340,7 @@ class Launch:
     def _on_exit(self, role: RoleProcess, ended: Exit) -> None:
         if self._heard.why is not None:
             return
-        how = in_words(ended.returncode)
+        how = in_words(ended.returncode) + self._upsets.said_of(role.name)
         logs = self._execution.directory.logs
         left = Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
         match role.kind:
@@ -349,12 +353,13 @@ class Launch:
                 self._recorder.happened(left)
                 self._heard.is_evaluating = True  # and stays so: nobody is left to ask
             case _:
+                self._recorder.happened(left)
                 told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."
                 self._heard.fail(LostError(reason=told), is_fatal=True)
 
     def _start_again(self, role: RoleProcess, ended: Exit) -> None:
-        """If it died: it did not leave in order, and no exception did it, which another would run into as well."""
-        if self._is_stopping or ended.returncode in (0, EXIT_FAILED, None):
+        """If it died, and the run goes on."""
+        if self._is_stopping or not is_death(ended.returncode):
             return
         again = self._restarts.died(
             role.name,

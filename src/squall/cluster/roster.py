@@ -168,17 +168,3 @@ class Roster:
         for role in self.roles.values():
             role.connection.close()
         self._epoll.close()
-
-
-def in_words(returncode: int | None) -> str:
-    """How a process ended, as in "was killed by SIGKILL".
-
-    >>> in_words(-9), in_words(1), in_words(None)
-    ('was killed by SIGKILL', 'exited with 1', 'is gone')
-    """
-    if returncode is None:
-        return "is gone"
-    if returncode < 0:
-        known = {int(number): number.name for number in signal.Signals}
-        return f"was killed by {known.get(-returncode, f'signal {-returncode}')}"
-    return f"exited with {returncode}"

@@ -33,6 +33,7 @@ class Upsets:
         self._roster, self._recorder = roster, recorder
         self._steps: Counter[str] = Counter()
         self._restart_after: dict[str, float | None] = {}
+        self._killed: dict[str, str] = {}  # processes, with the fault that says so
 
     def finished(self, name: str, minibatches: int) -> None:
         """A replica's process has finished so many more."""
@@ -58,6 +59,11 @@ class Upsets:
         """After how many seconds a process that was killed here is to come back; None: as ever."""
         return self._restart_after.pop(name, None)
 
+    def said_of(self, name: str) -> str:
+        """What is to be added to how a process ended: which fault did it, if one did. Told once for each death."""
+        fault = self._killed.pop(name, None)
+        return "" if fault is None else f", as the chaos {fault!r} says"
+
     def _do(self, strike: Strike, now: float) -> None:
         struck = [name for name in self._roster.roles if role_of(name) == strike.role]
         is_there = [self._roster.signal(name, SIGNALS[strike.what]) for name in struck]
@@ -65,6 +71,7 @@ class Upsets:
             return  # it is dead already
         if isinstance(strike.fault, Kill):
             self._restart_after.update(dict.fromkeys(struck, strike.fault.restart))
+            self._killed.update(dict.fromkeys(struck, str(strike.fault)))
         self._recorder.happened(
             Disturbed(time_s=now, role=strike.role, what=strike.what, fault=str(strike.fault))
         )

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from squall.coordinator.events import (
+    PROCESS_GONE,
     Checkpoint,
     Closed,
     CoordinatorEffect,
@@ -155,7 +156,7 @@ class CoordinatorServer:
 
     def _read_replica(self, fd: int) -> None:
         replica, incarnation, connection = self._replicas[fd]
-        why = "its process is gone"
+        why = PROCESS_GONE
         try:
             for message, _ in connection.arrived():
                 if not isinstance(message, Ask | Goodbye):
