@@ -1,5 +1,6 @@
 """The process of one worker: sockets and a model around a `ReplicaSession`."""
 
+import os
 import select
 import signal
 import time
@@ -170,6 +171,10 @@ class ReplicaRunner:
         self._poll = select.poll()
         for fd in (*self._by_fd, self._coordinator.fileno()):
             self._poll.register(fd, select.POLLIN)
+        # A poll goes on after a signal; what it wakes is this descriptor.
+        self._woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waking)
+        self._poll.register(self._woken, select.POLLIN)
         self._is_done = False
 
     def run(self) -> None:
@@ -193,7 +198,9 @@ class ReplicaRunner:
         if self._session.phase is Phase.AWAITING:
             self._outbox.send()
         for fd, _ in self._poll.poll(self._outbox.due_ms):
-            if (shard := self._by_fd.get(fd)) is None:
+            if fd == self._woken:
+                os.read(fd, 64)
+            elif (shard := self._by_fd.get(fd)) is None:
                 self._hear_coordinator()
             else:
                 replies = self._shards[shard].replies()
