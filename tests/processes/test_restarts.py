@@ -186,7 +186,9 @@ def test_a_replica_that_is_told_to_leave_does_so_in_order_and_is_not_started_aga
     assert len(counts) == (rows["outcome"] == "applied").sum()
 
 
-def test_a_replica_that_waits_for_work_leaves_at_once_when_it_is_told_to(local: Local, tmp_path: Path) -> None:
+def test_a_replica_that_waits_for_work_leaves_at_once_when_it_is_told_to(
+    local: Local, tmp_path: Path
+) -> None:
     """During a warm start all but one replica wait, with nothing that would wake them."""
     strategy = squall.Downpour(warm_start=100_000)
     handle = squall.start(job(local, replicas=2, epochs=10_000, strategy=strategy, out=tmp_path / "run"))
