@@ -28,7 +28,12 @@ def local_tcp(local: Local) -> Local:
 
 def over_tcp(local: Local, **settings: Any) -> Local:
     """Another cluster that forks its roles from the same warm process, and connects them over TCP."""
+    return beside(local, transport="tcp", **settings)
+
+
+def beside(local: Local, **settings: Any) -> Local:
+    """Another cluster that forks its roles from the same warm process."""
     local.warm_up()
-    cluster = Local(transport="tcp", **settings)
+    cluster = Local(**settings)
     cluster._zygote, cluster._is_kept = local._zygote, True
     return cluster
