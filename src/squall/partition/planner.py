@@ -67,10 +67,16 @@ def by_hand(
     *,
     tiles: Sequence[str] = (),
     speeds: Sequence[float] | None = None,
+    weights: Mapping[int, Mapping[int, float]] | None = None,
 ) -> Plan:
-    """Nodes to teams as told; a node that is not told goes where what it reads is."""
+    """Nodes to teams as told; a node that is not told goes where what it reads is.
+
+    Args:
+        team_of: node -> its partitions.
+        weights: node -> partition -> its share in a cut of that node's results, in any unit; by speeds if not told.
+    """
     fast = tuple(speeds or [1.0] * partitions)
-    return Walk(graph, partitions, team_of, tuple(tiles), fast).plan()
+    return Walk(graph, partitions, team_of, tuple(tiles), fast, weights).plan()
 
 
 def completed(

@@ -30,9 +30,11 @@ class Walk:
         team_of: Mapping[int, tuple[int, ...]],
         tiles: tuple[str, ...],
         speeds: tuple[float, ...],
+        weights: Mapping[int, Mapping[int, float]] | None = None,
     ) -> None:
         self._graph, self._partitions, self._team_of, self._tiles = graph, partitions, team_of, tiles
-        self._speeds = speeds
+        self._speeds = dict(enumerate(speeds))
+        self._weights = dict(weights or {})
         self._holdings: dict[int, Holding] = {}
         self._staged: dict[int, tuple[StageCut, ...]] = {}
 
@@ -94,7 +96,13 @@ class Walk:
         shape = self._graph.values[index].shape
         axes = [at for at in self._axes(call) if not isinstance(shape[at], Extent) and call.shape[at] > 1]
         found = [
-            along(at, _even(call.shape[at], team, self._speeds), self._partitions, len(shape)) for at in axes
+            along(
+                at,
+                _even(call.shape[at], team, self._weights.get(call.site, self._speeds)),
+                self._partitions,
+                len(shape),
+            )
+            for at in axes
         ]
         for value in here.values:
             found += [
@@ -220,16 +228,16 @@ class Walk:
         )
 
 
-def _even(size: int, team: Sequence[int], speeds: Sequence[float]) -> dict[int, Indices]:
-    """An axis in spans, one for each partition of a team, in proportion to their speeds.
+def _even(size: int, team: Sequence[int], weights: Mapping[int, float]) -> dict[int, Indices]:
+    """An axis in spans, one for each partition of a team, in proportion to their weights.
 
-    >>> _even(5, (0, 2), (1.0, 1.0, 1.0))
+    >>> _even(5, (0, 2), {0: 1.0, 2: 1.0})
     {0: Indices[0:2], 2: Indices[2:5]}
-    >>> _even(8, (0, 1), (3.0, 1.0))
+    >>> _even(8, (0, 1), {0: 3.0, 1: 1.0})
     {0: Indices[0:6], 1: Indices[6:8]}
     """
-    ends = [0, *accumulate(speeds[p] for p in team)]
-    # Rounded down, but for what sums of speeds lose.
+    ends = [0, *accumulate(weights[p] for p in team)]
+    # Rounded down, but for what sums of weights lose.
     cuts = [int(size * end / ends[-1] + 1e-9) for end in ends]
     return {p: Indices.span(a, b) for p, (a, b) in zip(team, pairwise(cuts), strict=True)}
 
