@@ -17,7 +17,7 @@ from squall.errors import ConfigError, RunError, SquallError
 from squall.model.parameters import master_dtype
 from squall.observe.events import Ended, Evaluated, Event
 from squall.observe.files import write_atomic
-from squall.observe.ledger import LedgerRow, LedgerWriter, read_ledger
+from squall.observe.ledger import LedgerWriter, read_ledger, rows_to_take_back
 from squall.observe.loggers import Logger
 from squall.observe.metrics import MetricsLog, read_history
 from squall.observe.plots import plan_svg, plot_loss
@@ -144,18 +144,10 @@ def _checkpoint_of(job: Job) -> Checkpoint:
 def roll_back(directory: RunDirectory, prepared: Prepared) -> None:
     """Take back, in the ledger, what was applied after the checkpoint that the run goes on from, and is lost."""
     versions = {book.slice: book.version for book in prepared.books}
-    ledger = read_ledger(directory.ledger)
-    taken_back = {_state_made(row) for row in ledger[ledger["outcome"] == "rolled_back"]}
+    rows = list(rows_to_take_back(read_ledger(directory.ledger), versions, prepared.time_s))
     with LedgerWriter(directory.ledger / f"rolled-back-{prepared.starts}.ledger") as writer:
-        for row in ledger[ledger["outcome"] == "applied"]:
-            is_lost = row["version"] > versions.get(int(row["slice"]), 0)
-            if is_lost and _state_made(row) not in taken_back:
-                told = {name: row[name].item() for name in LedgerRow._fields}
-                writer.append(LedgerRow(**told | {"outcome": "rolled_back", "time_s": prepared.time_s}))
-
-
-def _state_made(row: Any) -> tuple[int, int, int]:
-    return int(row["slice"]), int(row["shard_incarnation"]), int(row["version"])
+        for row in rows:
+            writer.append(row)
 
 
 def _best_keeper(prepared: Prepared, directory: RunDirectory) -> BestKeeper | None:

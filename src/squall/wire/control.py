@@ -6,7 +6,7 @@
     launcher                                   shard
       AttachWorker -------------------------->            with the worker's connection and memory
       SaveSlices   -------------------------->
-                   <--------------------------  Saved
+                   <--------------------------  Saved, Durability
       Finish       -------------------------->
 
     launcher                                   coordinator
@@ -87,6 +87,12 @@ class Saved(Noun, frozen=True, kw_only=True, tag=106):
     """Shard -> launcher: they are on disk."""
 
     name: str
+
+
+class Durability(Noun, frozen=True, kw_only=True, tag=121):
+    """Shard -> launcher: why what I have acknowledged would not survive me; empty: it would again."""
+
+    lost: str
 
 
 class Finish(Noun, frozen=True, kw_only=True, tag=107):
@@ -212,6 +218,7 @@ Control: TypeAlias = (
     | AttachWorker
     | SaveSlices
     | Saved
+    | Durability
     | Finish
     | AttachReplica
     | AttachShard
