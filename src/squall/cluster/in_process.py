@@ -25,6 +25,7 @@ class InProcess:
     """
 
     is_modelled: ClassVar[bool] = False
+    restarts_shards: ClassVar[bool] = False
 
     def run(self, execution: Execution) -> Ending:
         with random_state_kept(), threads_set(execution.prepared.threads):

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from squall.blocks import BlockSet
 from squall.cluster.roster import RoleProcess, Roster, in_words
-from squall.cluster.starting import start_roles
+from squall.cluster.shard_restarts import ShardRestarts
+from squall.cluster.starting import Started, start_roles
 from squall.cluster.tcp import TcpPlan
 from squall.cluster.zygote import Exit, Zygote
 from squall.errors import DivergedError, LostError, RemoteProtocolError, RunError, SquallError, UserCodeError
-from squall.observe.events import Evaluated, Event, Joined, Left, Link, Redone, Refused
+from squall.observe.events import Evaluated, Event, Joined, Left, Link, Recovered, Redone, Refused, Unkept
 from squall.training.execution import Ending, Execution, TrafficCount
 from squall.wire.control import (
     BuffersCopied,
@@ -25,6 +26,7 @@ from squall.wire.control import (
     Counted,
     CutReached,
     DivergedRun,
+    Durability,
     EndedRun,
     EvaluateNow,
     Failed,
@@ -39,7 +41,6 @@ from squall.wire.control import (
     TakeCheckpoint,
     Waiting,
 )
-from squall.wire.memory import SharedArena
 
 POLL_S = 0.05
 LEAVE_S = 5.0
@@ -91,25 +92,29 @@ class Launch:
         self._rates = Rates()
         self._checkpoints = execution.checkpoints
         self._last = ""  # the name of the last checkpoint
-        self._buffer_arenas: list[SharedArena] = []
+        self._started: Started | None = None
+        self._shard_restarts = ShardRestarts()
         self._buffer_memories: list[Tensor] = []
-        self._is_stopping = False
+        self._is_stopping = self._is_ending = False
         self._alone_since: float | None = None
 
     def run(self) -> Ending:
         try:
-            self._buffer_arenas = start_roles(self._execution, self._roster, self._tcp)
+            self._started = start_roles(self._execution, self._roster, self._tcp)
             space = self._execution.prepared.buffers
-            self._buffer_memories = [space.memory(arena) for arena in self._buffer_arenas]
-            directory = self._execution.directory
-            directory.write_json(directory.processes, self._roster.describe())
+            self._buffer_memories = [space.memory(arena) for arena in self._started.buffer_arenas]
+            self._describe()
             self._follow()
             self._save()
             return self._end()
         finally:
             self._roster.close()
-            for arena in self._buffer_arenas:
-                arena.close()
+            if self._started is not None:
+                self._started.close()
+
+    def _describe(self) -> None:
+        directory = self._execution.directory
+        directory.write_json(directory.processes, self._roster.describe())
 
     def _follow(self) -> None:
         """Until the coordinator says that nothing more will be pushed, or the run cannot go on."""
@@ -168,15 +173,19 @@ class Launch:
             self._roster.send(role, SaveSlices(name=self._last))
         until = time.monotonic() + SAVE_S
         while missing := sorted(self._checkpoints.missing):
-            if any(self._roster.roles[name].is_gone for name in missing) or time.monotonic() > until:
+            if any(map(self._is_lost, missing)) or time.monotonic() > until:
                 names = ", ".join(missing)
                 self._heard.error = LostError(reason=f"{names} did not write its slices to the checkpoint")
                 self._heard.is_fatal = True
                 return
             self._hear()
 
+    def _is_lost(self, name: str) -> bool:
+        return self._roster.roles[name].is_gone and not self._shard_restarts.is_awaited(name)
+
     def _end(self) -> Ending:
         """Let every role finish; those that do not within a grace are killed by `run`."""
+        self._is_ending = True
         for role in self._roster.roles.values():
             if role.kind != "replica":
                 self._roster.send(role, Finish())
@@ -206,6 +215,8 @@ class Launch:
     # What is heard --------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
+        for name in self._shard_restarts.due(time.monotonic()):
+            self._start_again(self._roster.roles[name])
         try:
             for role, said in self._roster.hear(POLL_S):
                 if isinstance(said, Exit):
@@ -232,6 +243,8 @@ class Launch:
                     )
             case Happened():
                 self._tell_once(_event(message))
+                if message.kind == "Recovered":
+                    self._checkpoints.lost(message.role)
             case Waiting(waits=waits):
                 heard.waits = waits
             case Counted(links=links, refused=refused):
@@ -253,11 +266,15 @@ class Launch:
             case Saved(name=name):
                 self._checkpoints.saved(name, role.name)
                 self._execution.seal()
+            case Durability(lost=lost):
+                self._recorder.happened(Unkept(time_s=now, role=role.name, why=lost))
             case Failed():
                 heard.fail(_error(message))
             case Ready():
                 if role.kind != "replica":
                     self._recorder.serving(role.name)
+                if role.name in self._checkpoints.missing and self._last:
+                    self._roster.send(role, SaveSlices(name=self._last))  # it was killed when it was to
 
     def _tell_once(self, event: Event) -> None:
         """The launcher and the coordinator both see a replica go: tell it as whoever saw it first."""
@@ -273,6 +290,8 @@ class Launch:
         return DivergedError(tensor=tensor, step=str(message.block), what=message.what)
 
     def _on_exit(self, role: RoleProcess, ended: Exit) -> None:
+        if role.kind == "shard" and self._comes_back(role, ended):
+            return
         if self._heard.why is not None:
             return
         how = in_words(ended.returncode)
@@ -289,6 +308,29 @@ class Launch:
             case _:
                 told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."
                 self._heard.fail(LostError(reason=told), is_fatal=True)
+
+    def _comes_back(self, role: RoleProcess, ended: Exit) -> bool:
+        """Whether a shard that has ended is started again; when nobody is left to redo work, only if it lost none."""
+        durability = self._execution.prepared.job.durability
+        is_over = self._heard.why is not None
+        if durability == "none" or self._is_ending or ended.returncode == 0 or self._heard.error is not None:
+            return False
+        if (is_over and durability != "ack") or self._shard_restarts.ended(
+            role.name, time.monotonic()
+        ) is None:
+            return False
+        left = Left(time_s=self._execution.now(), role=role.name, why=in_words(ended.returncode))
+        self._recorder.happened(left)
+        return True
+
+    def _start_again(self, role: RoleProcess) -> None:
+        assert self._started is not None
+        # What it has counted stays counted; the new process begins at 0.
+        before = f"{role.name}, start {role.incarnation}"
+        self._heard.counts[before] = self._heard.counts.pop(role.name, ())
+        self._heard.refused[before] = self._heard.refused.pop(role.name, 0)
+        self._started.shard_again(int(role.name.removeprefix("shard")), role.incarnation + 1)
+        self._describe()
 
 
 class Rates:
@@ -336,6 +378,8 @@ def _evaluated(told: Measured, now: float) -> Evaluated:
 def _event(told: Happened) -> Event:
     """The event that a coordinator told of, as observers know it."""
     role, time_s, why = f"{told.role}.0", told.time_s, told.why
+    if told.kind == "Recovered":
+        return Recovered(time_s=time_s, role=told.role, incarnation=told.number, lost=told.lost)
     if told.kind == "Joined":
         return Joined(time_s=time_s, role=role, incarnation=told.number)
     if told.kind == "Left":

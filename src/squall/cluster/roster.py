@@ -71,7 +71,7 @@ class Roster:
         incarnation: int = 0,
         ports: Sequence[int] = (),
     ) -> None:
-        """Start a role; copies of `fds` go to it.
+        """Start a role, or one that has ended once more; copies of `fds` go to it.
 
         Raises:
             RunError: the zygote cannot.
@@ -85,6 +85,8 @@ class Roster:
         finally:
             os.close(log)
             theirs.close()
+        if (before := self.roles.get(name)) is not None:
+            before.connection.close()  # its end has been heard
         role = RoleProcess(name, kind, pid, incarnation, Connection(ours, name), list(ports))
         self.roles[name] = role
         self._by_fd[ours.fileno()] = role

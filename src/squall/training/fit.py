@@ -70,6 +70,13 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
     began = monotonic()
     if cluster.is_modelled:
         _check_modelled(job, resume)
+    if job.durability != "none" and not cluster.restarts_shards:
+        raise ConfigError(
+            subject="Job(durability=)",
+            expected='"none", where shards live in the calling process and end with it',
+            got=repr(job.durability),
+            remedy="Use cluster=squall.Local(), or checkpoint_every=.",
+        )
     checkpoint = _checkpoint_of(job) if resume else None
     prepared = prepare(job, checkpoint)
     began -= prepared.time_s
@@ -212,8 +219,9 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
         "precision",
         "evaluate_every",
         "checkpoint_every",
+        "durability",
     ):
-        told[name] = getattr(job, name)
+        told[name] = _plain(getattr(job, name))
     directory.write_json(directory.job, told)
     rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
     write_atomic(directory.plan, plan_svg(rows, replicas=job.replicas, model=told["model"]))
@@ -306,6 +314,9 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         "blocks_repeated": summary.repeated,
         "blocks_refused": len(recorder.refused),
         "refused": [f"{event.block}: {event.why}" for event in recorder.refused],
+        "shards_recovered": len(recorder.recovered),
+        "minibatches_rolled_back": sum(event.lost for event in recorder.recovered),
+        "unkept": [f"{role}: {why}" for role, why in recorder.unkept.items()],
         "connections_refused": recorder.connections_refused,
         "replicas": job.replicas,
         "shards": job.shards,

@@ -18,6 +18,9 @@
                    <--------------------------  Closings, Happened, Waiting, DivergedRun, EndedRun
       Finish       -------------------------->
 
+    launcher                                   replica, evaluator
+      ShardBack    -------------------------->            with its connection
+
     launcher                                   evaluator
       EvaluateNow  -------------------------->
                    <--------------------------  Measured
@@ -99,6 +102,12 @@ class Finish(Noun, frozen=True, kw_only=True, tag=107):
     """Launcher -> role: the run is over; flush your files and exit."""
 
 
+class ShardBack(Noun, frozen=True, kw_only=True, tag=122):
+    """Launcher -> worker: this shard was killed and started anew. Descriptor: the connection to it; same memory."""
+
+    shard: int
+
+
 class AttachReplica(Noun, frozen=True, kw_only=True, tag=108):
     """Launcher -> coordinator: a replica was started. Descriptor: its connection."""
 
@@ -156,12 +165,13 @@ class Closings(Noun, frozen=True, kw_only=True, tag=111):
 
 
 class Happened(Noun, frozen=True, kw_only=True, tag=112):
-    """Coordinator -> launcher: one of observe.events' Joined, Left, Redone, Refused, by its fields.
+    """Coordinator -> launcher: one of observe.events' Joined, Left, Redone, Refused, Recovered, by its fields.
 
     Attributes:
         kind: the event's class.
         role: of Joined and Left; the replica's name for Redone.
-        number: Joined: incarnation; Redone: attempt.
+        number: Joined, Recovered: incarnation; Redone: attempt.
+        lost: of Recovered [minibatches].
     """
 
     kind: str
@@ -170,6 +180,7 @@ class Happened(Noun, frozen=True, kw_only=True, tag=112):
     number: int
     block: Block | None
     why: str
+    lost: int = 0
 
 
 class Waiting(Noun, frozen=True, kw_only=True, tag=113):
@@ -219,6 +230,7 @@ Control: TypeAlias = (
     | SaveSlices
     | Saved
     | Durability
+    | ShardBack
     | Finish
     | AttachReplica
     | AttachShard
