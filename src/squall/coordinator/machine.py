@@ -122,7 +122,7 @@ class CoordinatorMachine(Machine):
         (Phase.LEAVING, Refused): "_refused",
         (Phase.LEAVING, Diverged): "_diverged",
         (Phase.LEAVING, ShardLost): "_shard_lost",
-        (Phase.LEAVING, Returned): "_shard_returned_late",
+        (Phase.LEAVING, Returned): "_shard_returned",
         (Phase.LEAVING, Checkpoint): "_ignore",
         (Phase.LEAVING, Copied): "_ignore",
         (Phase.LEAVING, Held): "_ignore",
@@ -180,6 +180,7 @@ class CoordinatorMachine(Machine):
         self._returned: OrderedDict[Block, None] = OrderedDict()  # taken back, to be handed out again
         self._leased: set[Block] = set()  # that a member holds; no block has two holders
         self._attempts: dict[Block, int] = {}  # of blocks handed out and not settled
+        self._tries: dict[Block, int] = {}  # of settled ones that took more than one
         self._why_again: dict[Block, str] = {}
         self._not_finite: dict[Block, list[int]] = {}  # who found a block not finite
         self._tensor: dict[Block, str] = {}
@@ -504,7 +505,8 @@ class CoordinatorMachine(Machine):
         return (Closed(replica=member.replica, report=report), *self._strike(blamed, member, now))
 
     def _forget(self, block: Block) -> None:
-        self._attempts.pop(block, None)
+        if (tries := self._attempts.pop(block, 1)) > 1:
+            self._tries[block] = tries
         self._why_again.pop(block, None)
         self._not_finite.pop(block, None)
         self._tensor.pop(block, None)
@@ -586,28 +588,17 @@ class CoordinatorMachine(Machine):
         return ()
 
     def _shard_returned(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
-        """Have done again what it has come back without."""
+        """Have done again what it has come back without; or say so, for the run to be resumed."""
         lost = self._lost_by(event)
         if lost is None:
             return ()
+        if lost.num_minibatches and self.phase is Phase.LEAVING:
+            self.why = f"shard{event.shard} came back without {lost.num_minibatches} minibatches"
         again = self._reopen(event.shard) if lost.num_minibatches else ()
         for member in self.members.values():
             member.heard = event.now  # it may have waited for this shard
-        return (
-            *self._told_of(event, lost),
-            *self._holds.shard_returned(event.now),
-            *again,
-            *self._go_on(event.now),
-        )
-
-    def _shard_returned_late(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
-        """Nobody will do again what is lost now: say so, for the run to be resumed."""
-        lost = self._lost_by(event)
-        if lost is None:
-            return ()
-        if lost.num_minibatches:
-            self.why = f"shard{event.shard} came back without {lost.num_minibatches} minibatches"
-        return (*self._told_of(event, lost), *self._holds.shard_returned(event.now))
+        told = self._told_of(event, lost)
+        return (*told, *self._holds.shard_returned(event.now), *again, *self._go_on(event.now))
 
     def _lost_by(self, event: FromShard) -> BlockSet | None:
         """What was settled and is not any more, since a shard has come back without it; None if that is known."""
@@ -639,7 +630,7 @@ class CoordinatorMachine(Machine):
         for block in islice(self.plan.blocks(self._begun_with), self._handed_out):
             if block in self._attempts or self.settled.cover(block) is Cover.CONTAINED:
                 continue
-            self._attempts[block] = 1
+            self._attempts[block] = self._tries.get(block, 1)
             if block in self.refused:
                 self._requests += 1
                 self._settle_requests[block], self._settling[block] = self._requests, {shard}
