@@ -17,6 +17,7 @@ from squall.blocks import Block
 from squall.cli.live import LINE_EVERY_S, Board, LiveView
 from squall.observe.events import (
     Checkpointed,
+    Disturbed,
     Ended,
     Evaluated,
     Event,
@@ -66,6 +67,10 @@ NEWS: list[tuple[Event, str]] = [
         "   7.3 s  shard1 cannot keep its state on disk: No space left on device",
     ),
     (Unkept(time_s=7.4, role="shard1", why=""), "   7.4 s  shard1 keeps its state on disk again"),
+    (
+        Disturbed(time_s=9.5, role="shard0", what="stop", fault="pause:shard,3s@t=9"),
+        "   9.5 s  chaos, pause:shard,3s@t=9: stops shard0",
+    ),
     (
         Ended(
             time_s=10.0,

@@ -1,11 +1,13 @@
 """Starting the roles of a run: what each is sent, and which memory and connections it shares with whom."""
 
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from squall.cluster.payload import Payload, pack
 from squall.cluster.roster import Roster
@@ -24,79 +26,139 @@ EVALUATOR = -1
 """Stands for a replica's number in the shards' books."""
 
 
-def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None) -> "Started":
+@dataclass(eq=False)
+class Started:
+    """What was started, and what it takes to start a replica or a shard again.
+
+    Attributes:
+        buffer_arenas: for each replica the memory that it leaves its model's buffers in.
+        payload, settings: what every replica was sent.
+        durability: as shards are told; None: they do not come back.
+        kept: where shards listen, and the memory that workers share with them, if they may come back.
+        exchanges: by shard, each worker's ends of that.
+    """
+
+    execution: Execution
+    roster: Roster
+    tcp: TcpAddresses | None
+    buffer_arenas: list[SharedArena] = field(default_factory=list)
+    payload: Payload | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    kept: list[SharedArena | Listener] = field(default_factory=list)
+    exchanges: dict[int, dict[str, tuple[AttachWorker, SharedArena]]] = field(default_factory=dict)
+
+    @property
+    def durability(self) -> float | str | None:
+        return mode_of(self.execution.prepared.job.durability)
+
+    def start_shard(self, shard: int, incarnation: int) -> None:
+        """Start another life of a shard that was killed, and connect it with all who are there.
+
+        Raises:
+            RunError: the zygote cannot.
+        """
+        starting = _Starting(self)
+        try:
+            starting.shard(shard, incarnation, is_back=True)
+            starting.workers_of(shard)
+            starting.connect()
+        finally:
+            starting.close()
+
+    def start_replica(self, replica: int, incarnation: int) -> None:
+        """Start another life of a replica; it joins those that are at work.
+
+        Raises:
+            RunError: the zygote cannot.
+        """
+        starting = _Starting(self)
+        try:
+            starting.replica(replica, incarnation)
+            starting.connect()
+        finally:
+            starting.close()
+
+    def buffer_memories(self) -> list[Tensor]:
+        """The arenas as `BufferSpace` reads them."""
+        space = self.execution.prepared.buffers
+        attached = (
+            SharedArena.attach(os.dup(arena.fd), space.arena_bytes, writable=False)
+            for arena in self.buffer_arenas
+        )
+        return [space.memory(arena) for arena in attached]
+
+    def close(self) -> None:
+        for made in (self.payload, *self.buffer_arenas, *self.kept):
+            if made is not None:
+                made.close()
+
+
+def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None) -> Started:
     """Start every role and connect them.
 
     Args:
         tcp: how they are to connect; None: by shared memory.
+
+    Returns:
+        What the caller needs to start replicas again; to be closed by it.
     """
-    starting = Started(execution, roster, tcp)
+    started = Started(execution, roster, None if tcp is None else TcpAddresses(tcp))
+    starting = _Starting(started)
     try:
+        starting.listen()
         starting.shards()
         starting.coordinator()
         starting.replicas()
         starting.evaluator()
         starting.connect()
+        return started
     except BaseException:
-        starting.close()
+        started.close()
         raise
-    return starting
+    finally:
+        starting.close()
 
 
-class Started:
-    """The roles of a run, started and connected; and what it takes to start one of them again.
+class _Starting:
+    """Descriptors that are on their way to roles, and are closed here when all have theirs."""
 
-    Descriptors that are on their way to roles are closed here when all have theirs.
-
-    Attributes:
-        buffer_arenas: for each replica the memory that it leaves its model's buffers in.
-    """
-
-    def __init__(self, execution: Execution, roster: Roster, tcp: TcpPlan | None) -> None:
-        self._execution = execution
-        self._tcp = None if tcp is None else TcpAddresses(tcp)
-        self._prepared = execution.prepared
-        self._roster = roster
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._execution = started.execution
+        self._tcp = started.tcp
+        self._prepared = started.execution.prepared
+        self._roster = started.roster
         layout = self._prepared.layout
         self._serving = [shard for shard in range(layout.num_shards) if layout.slices_of(shard)]
         self._made: list[Channel | SharedArena | Payload | Listener] = []
-        # For shards that are started again: where they listen, and the memory that workers share with them.
-        self._durability = mode_of(self._prepared.job.durability)
-        self._may_return = self._durability is not None
-        self._kept: list[SharedArena | Listener] = []
-        self._exchanges: dict[int, list[tuple[AttachWorker, SharedArena]]] = {}
-        if self._tcp is not None:
-            for name in ("coordinator", *(f"shard{shard}" for shard in range(layout.num_shards))):
-                self._keep(self._tcp.listen(name))
         self._attachments: list[tuple[str, Any, list[int]]] = []  # to be sent: to whom, what, descriptors
-        self.buffer_arenas: list[SharedArena] = []
 
-    def close(self) -> None:
-        """The run is over, or could not be started."""
-        self._hand_over()
-        for kept in (*self._kept, *self.buffer_arenas):
-            kept.close()
+    def listen(self) -> None:
+        if self._tcp is not None:
+            for name in (
+                "coordinator",
+                *(f"shard{shard}" for shard in range(self._prepared.layout.num_shards)),
+            ):
+                self._keep(self._tcp.listen(name))
 
     def _keep(self, made: SharedArena | Listener) -> None:
-        (self._kept if self._may_return else self._made).append(made)
+        """Have it closed when all roles have their own; with shards that may come back, at the end of the run."""
+        (self._made if self._started.durability is None else self._started.kept).append(made)
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
 
     def connect(self) -> None:
         """Hand shards, coordinator and workers their ends of all connections."""
         for name, message, fds in self._attachments:
             self._roster.send(self._roster.roles[name], message, fds)
-        self._attachments.clear()
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        for made in self._made:
-            made.close()
-        self._made.clear()
 
     def shards(self) -> None:
         for shard in range(self._prepared.layout.num_shards):
-            self._shard(shard, first_incarnation(self._execution.directory.ledger, shard), is_back=False)
+            self.shard(shard, first_incarnation(self._execution.directory.ledger, shard), is_back=False)
 
-    def _shard(self, shard: int, incarnation: int, *, is_back: bool) -> None:
+    def shard(self, shard: int, incarnation: int, *, is_back: bool) -> None:
         prepared, directory = self._prepared, self._execution.directory
         numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
         load = {
@@ -111,26 +173,20 @@ class Started:
             "directory": str(directory.path),
             "began": self._execution.clock.began,
             "record": prepared.job.record,
-            "durability": self._durability,
+            "durability": self._started.durability,
             "is_back": is_back,
         }
         fds = self._line_to_coordinator(f"shard{shard}", AttachShard(shard=shard))
         self._spawn("shard", f"shard{shard}", self._pack(load), settings, fds, incarnation=incarnation)
 
-    def shard_again(self, shard: int, incarnation: int) -> None:
-        """Start a shard that was killed once more, and connect it with all who are there.
-
-        Raises:
-            RunError: no process can be started.
-        """
-        self._shard(shard, incarnation, is_back=True)
-        for attach, arena in self._exchanges.get(shard, ()):
-            if self._roster.roles[attach.name].is_gone:
+    def workers_of(self, shard: int) -> None:
+        """Connect a shard that has come back with the workers that share memory with it."""
+        for name, (attach, arena) in self._started.exchanges.get(shard, {}).items():
+            if self._roster.roles[name].is_gone:
                 continue
             near, far = self._pair()
             self._attachments.append((f"shard{shard}", attach, [far, arena.fd]))
-            self._attachments.append((attach.name, ShardBack(shard=shard), [near]))
-        self.connect()
+            self._attachments.append((name, ShardBack(shard=shard), [near]))
 
     def coordinator(self) -> None:
         prepared = self._prepared
@@ -144,26 +200,33 @@ class Started:
         self._spawn("coordinator", "coordinator", self._pack(load), settings, [])
 
     def replicas(self) -> None:
-        prepared = self._prepared
+        prepared, started = self._prepared, self._started
         model = _model_load(prepared)
         task = prepared.task(model.pop("model", None))
-        payload = self._pack({"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model})
+        load = {"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model}
+        started.payload = pack(load, by_value_modules=_user_modules(prepared))
         replicas = range(prepared.job.replicas)
-        settings = {
+        started.settings = {
             "threads": prepared.threads,
             "shards": self._serving,
             "num_replicas": len(replicas),
-            "shards_come_back": self._may_return,
+            "shards_come_back": started.durability is not None,
         }
-        self.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
-        left = [arena.fd for arena in self.buffer_arenas]
+        started.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
         for replica in replicas:
-            name = f"replica{replica}.0"
-            attach = AttachReplica(replica=replica, incarnation=0)
-            fds = self._line_to_coordinator(name, attach)
-            fds += self._exchange(replica, name, num_gradients=prepared.loop.num_gradients)
-            own = settings | {"replica": replica}
-            self._spawn("replica", name, payload, own, [left[replica], *left, *fds])
+            self.replica(replica, incarnation=0)
+
+    def replica(self, replica: int, incarnation: int) -> None:
+        started = self._started
+        assert started.payload is not None
+        name = f"replica{replica}.0"
+        fds = self._line_to_coordinator(name, AttachReplica(replica=replica, incarnation=incarnation))
+        num_gradients = self._prepared.loop.num_gradients
+        fds += self._exchange(replica, name, incarnation=incarnation, num_gradients=num_gradients)
+        left = [arena.fd for arena in started.buffer_arenas]
+        settings = started.settings | {"replica": replica, "incarnation": incarnation}
+        fds = [left[replica], *left, *fds]
+        self._spawn("replica", name, started.payload, settings, fds, incarnation=incarnation)
 
     def evaluator(self) -> None:
         prepared = self._prepared
@@ -173,11 +236,11 @@ class Started:
         payload = self._pack({**load, **_model_load(prepared)})
         settings = {
             "shards": self._serving,
-            "num_replicas": len(self.buffer_arenas),
+            "num_replicas": prepared.job.replicas,
             "replica": EVALUATOR,
-            "shards_come_back": self._may_return,
+            "shards_come_back": self._started.durability is not None,
         }
-        arenas = [arena.fd for arena in self.buffer_arenas]
+        arenas = [arena.fd for arena in self._started.buffer_arenas]
         fds = self._exchange(EVALUATOR, "evaluator", num_gradients=0)
         self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
 
@@ -206,7 +269,7 @@ class Started:
         self._attachments.append(("coordinator", attach, [far]))
         return [near]
 
-    def _exchange(self, replica: int, name: str, *, num_gradients: int) -> list[int]:
+    def _exchange(self, replica: int, name: str, *, num_gradients: int, incarnation: int = 0) -> list[int]:
         """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
         fds: list[int] = []
         if self._tcp is not None:
@@ -214,15 +277,28 @@ class Started:
         for shard in self._serving:
             plan = ExchangePlan(self._prepared.layout.slices_of(shard), num_gradients)
             near, far = self._pair()
-            arena = SharedArena.create(plan.num_bytes)
-            self._keep(arena)
+            arena = self._arena(shard, name, plan)
             message = AttachWorker(
-                replica=replica, partition=0, incarnation=0, name=name, num_gradients=num_gradients
+                replica=replica,
+                partition=0,
+                incarnation=incarnation,
+                name=name,
+                num_gradients=num_gradients,
             )
             self._attachments.append((f"shard{shard}", message, [far, arena.fd]))
-            self._exchanges.setdefault(shard, []).append((message, arena))
+            if self._started.durability is not None:
+                self._started.exchanges.setdefault(shard, {})[name] = (message, arena)
             fds += [near, arena.fd]
         return fds
+
+    def _arena(self, shard: int, name: str, plan: ExchangePlan) -> SharedArena:
+        """Memory for a worker and a shard; that of an earlier life of the worker is not needed any more."""
+        if (before := self._started.exchanges.get(shard, {}).get(name)) is not None:
+            self._started.kept.remove(before[1])
+            before[1].close()
+        arena = SharedArena.create(plan.num_bytes)
+        self._keep(arena)
+        return arena
 
     def _pair(self) -> tuple[int, int]:
         near, far = Channel.pair()

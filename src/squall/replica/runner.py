@@ -1,5 +1,6 @@
 """The process of one worker: sockets and a model around a `ReplicaSession`."""
 
+import os
 import select
 import signal
 import time
@@ -51,7 +52,8 @@ def serve(
 
     Args:
         settings: "name"; "threads"; "shards", the shards with slices of this worker's partition; "replica";
-            "num_replicas"; "shards_come_back" and "tcp", if it is to connect that way (see `squall.replica.exchange.connect_shards`).
+            "incarnation"; "num_replicas"; "shards_come_back" and "tcp", if it is to connect that way (see
+            `squall.replica.exchange.connect_shards`).
         load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
         fds: the memory for the model's buffers, and that of every replica; then, unless "tcp" is there, the connection
@@ -174,6 +176,13 @@ class ReplicaRunner:
         self._absences = Absences(self.name)
         for fd in (*self._by_fd, self._coordinator.fileno(), launcher.fileno()):
             self._poll.register(fd, select.POLLIN)
+        # Of the coordinator alone: a look at nothing costs less than a read of nothing.
+        self._calls = select.poll()
+        self._calls.register(self._coordinator.fileno(), select.POLLIN)
+        # A poll goes on after a signal; what it wakes is this descriptor.
+        self._woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waking)
+        self._poll.register(self._woken, select.POLLIN)
         self._is_done = False
 
     def run(self) -> None:
@@ -201,7 +210,9 @@ class ReplicaRunner:
             self._absences.tick(time.monotonic())
             wait_ms = min(wait_ms or ABSENT_MS, ABSENT_MS)
         for fd, _ in self._poll.poll(wait_ms):
-            if (shard := self._by_fd.get(fd)) is not None:
+            if fd == self._woken:
+                os.read(fd, 64)
+            elif (shard := self._by_fd.get(fd)) is not None:
                 self._hear_shard(shard, fd)
             elif fd == self._launcher.fileno():
                 self._hear_launcher()
@@ -262,11 +273,11 @@ class ReplicaRunner:
 
     def _hear_coordinator(self) -> None:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""
-        while arrived := self._coordinator.arrived():
-            for message, _ in arrived:
+        while self._calls.poll(0):
+            for message, _ in self._coordinator.arrived():
                 self._hear(message)
-        if self._coordinator.is_ended:
-            raise LostError(reason=f"{self.name} lost its connection to {self._coordinator.name}")
+            if self._coordinator.is_ended:
+                raise LostError(reason=f"{self.name} lost its connection to {self._coordinator.name}")
 
     def _hear(self, message: Any) -> None:
         """A message of the coordinator: for the session, and a lease for whoever loads ahead, too."""

@@ -170,7 +170,7 @@ class Happened(Noun, frozen=True, kw_only=True, tag=112):
     Attributes:
         kind: the event's class.
         role: of Joined and Left; the replica's name for Redone.
-        number: Joined, Recovered: incarnation; Redone: attempt.
+        number: Joined, Left, Recovered: incarnation; Redone: attempt.
         lost: of Recovered [minibatches].
     """
 
