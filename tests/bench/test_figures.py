@@ -42,6 +42,12 @@ MUST: dict[str, dict[str, float | None]] = {
         "two replicas / plain loop, two threads": None,
     },
     "slow-replica": {"two replicas / data parallel": 2.2},
+    "durability": {
+        "small: interval / none": 0.95,
+        "small: ack / none": None,
+        "speech: interval / none": 0.95,
+        "speech: ack / none": None,
+    },
     "traffic": {"pushed, relays / run.traffic()": 0.02, "fetched x 2 / fetched with n = 1": 0.05},
     "time-to-loss": {
         "digits: plain loop / Downpour, n = 1": None,

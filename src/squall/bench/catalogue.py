@@ -19,6 +19,7 @@ NAMES = (
     "speech-one",
     "speech-two",
     "slow-replica",
+    "durability",
     "traffic",
     "time-to-loss",
 )

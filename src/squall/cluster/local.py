@@ -49,6 +49,7 @@ class Local:
     """
 
     is_modelled: ClassVar[bool] = False
+    restarts_shards: ClassVar[bool] = True
 
     transport: str = "auto"
     bind: str = "127.0.0.1:0"

@@ -146,6 +146,8 @@ class World:
         tell: called with the time and each effect of the coordinator that is not a message.
         pace, faults, seed: what time and chance do.
         sizes: bytes of a message between two roles, for links that have a rate.
+        come_back: makes the decider of a shard that was killed and is started anew, from the one that was killed; None:
+            no shard is.
         outside: events that come to roles from outside of this world (tests).
         watch: called after every event with the role's name, its decider, the event and its effects, before
             these are carried out (tests).
@@ -165,6 +167,7 @@ class World:
         sizes: Callable[[str, str, messages.Message], int] = lambda sender, receiver, message: 0,
         faults: Sequence[Fault] = (),
         seed: int = 0,
+        come_back: Callable[[int, ShardMachine], ShardMachine] | None = None,
         outside: Sequence[Outside] = (),
         watch: Watch | None = None,
     ) -> None:
@@ -191,6 +194,9 @@ class World:
         self._left: dict[Worker, ReplicaSession] = {}  # which hear what was on its way when they left
         self._steps: dict[str, int] = {}
         self._restarting = 0
+        self._come_back = come_back
+        self._away: set[int] = set()  # shards that were killed
+        self._heard_life = [machine.incarnation for machine in self.shards]  # by the coordinator
         self._drops = [fault for fault in faults if isinstance(fault, Drop)]
         self._duplicates = [fault for fault in faults if isinstance(fault, Duplicate)]
         self._delays = [fault for fault in faults if isinstance(fault, Delay)]
@@ -305,7 +311,8 @@ class World:
                 self._send(COORDINATOR, _name(worker), message, lambda: self._work(worker, event))
             case coordinator.ToShard(shard=index, message=message):
                 request = shard.FromCoordinator(message=message)
-                self._send(COORDINATOR, f"shard{index}", message, lambda: self._serve(index, request))
+                life = self.shards[index].incarnation
+                self._send(COORDINATOR, f"shard{index}", message, lambda: self._serve(index, request, life))
             case coordinator.Ended(why=why):
                 self.why = why
                 self._tell(self.now, effect)
@@ -320,17 +327,21 @@ class World:
         """Ask for a checkpoint of this name; to be called where `may_go_on` is."""
         self._direct(coordinator.Checkpoint(now=self.now, name=name))
 
-    def _serve(self, index: int, event: shard.ShardEvent) -> None:
+    def _serve(self, index: int, event: shard.ShardEvent, life: int | None = None) -> None:
+        """Have a shard take an event; nobody is there if it was killed, or its `life` is over."""
+        if index in self._away or (life is not None and life != self.shards[index].incarnation):
+            return
         carry_out = partial(self._carry_out_service, index)
         self._drive(f"shard{index}", self.shards[index], event, carry_out)
 
     def _carry_out_service(self, index: int, effect: shard.ShardEffect) -> shard.ShardEvent | None:
+        life = self.shards[index].incarnation
         match effect:
             case shard.Apply():
                 result = self._arithmetic.apply(index, effect)
                 if not self._pace.apply_s:
                     return result
-                self._at(self._pace.apply_s, f"shard{index}", lambda: self._serve(index, result))
+                self._at(self._pace.apply_s, f"shard{index}", lambda: self._serve(index, result, life))
             case shard.WriteOut():
                 self._arithmetic.write_out(index, effect)
             case shard.Record():
@@ -339,15 +350,22 @@ class World:
                 self._arithmetic.store(index, effect)
             case shard.Answer(to=worker, message=message):
                 event = replica.FromShard(shard=index, message=message)
-                self._send(f"shard{index}", _name(worker), message, lambda: self._work(worker, event))
+                self._send(f"shard{index}", _name(worker), message, lambda: self._reply(worker, event, life))
             case shard.Tell(message=message):
-                self._send(
-                    f"shard{index}",
-                    COORDINATOR,
-                    message,
-                    lambda: self._direct(coordinator.FromShard(now=self.now, shard=index, message=message)),
-                )
+                arrive = partial(self._hear_shard, index, message, life)
+                self._send(f"shard{index}", COORDINATOR, message, arrive)
         return None
+
+    # A connection ends with either side: what was on its way from or to the past life of a shard is lost with it.
+
+    def _reply(self, worker: Worker, event: replica.FromShard, life: int) -> None:
+        if event.shard in self._away or life == self.shards[event.shard].incarnation:
+            self._work(worker, event)
+
+    def _hear_shard(self, index: int, message: Any, life: int) -> None:
+        if life >= self._heard_life[index]:
+            self._heard_life[index] = life
+            self._direct(coordinator.FromShard(now=self.now, shard=index, message=message))
 
     def _work(self, worker: Worker, event: replica.SessionEvent) -> None:
         is_working = self.workers.get(worker.replica) == worker
@@ -364,7 +382,8 @@ class World:
                 self._arithmetic.swap(worker, buffer)
             case replica.ToShard(shard=index, message=request):
                 asked = shard.FromWorker(sender=worker, message=request)
-                self._send(name, f"shard{index}", request, lambda: self._serve(index, asked))
+                life = self.shards[index].incarnation
+                self._send(name, f"shard{index}", request, lambda: self._serve(index, asked, life))
             case replica.ToCoordinator(message=told):
                 self._send(name, COORDINATOR, told, lambda: self._hear(worker, told))
             case replica.Quit():
@@ -415,6 +434,9 @@ class World:
         if isinstance(upset, Pause):
             self._paused[name] = max(self._paused.get(name, 0.0), self.now + upset.seconds)
             return
+        if name.startswith("shard"):
+            self._kill_shard(int(name.removeprefix("shard")), upset.restart or 0.1)
+            return
         number = int(name.removeprefix("replica"))
         worker = self.workers.pop(number, None)
         self.sessions.pop(number, None)
@@ -426,6 +448,29 @@ class World:
         if upset.restart is not None:
             self._restarting += 1
             self._at(upset.restart, "", lambda: self._restart(number, worker.incarnation + 1))
+
+    def _kill_shard(self, index: int, back_after_s: float) -> None:
+        if index in self._away:
+            return
+        self._away.add(index)
+        self._at(0.01, COORDINATOR, partial(self._lose_shard, index))
+        self._at(back_after_s, "", partial(self._shard_back, index))
+
+    def _lose_shard(self, index: int) -> None:
+        if index in self._away:
+            self._direct(coordinator.ShardLost(now=self.now, shard=index))
+
+    def _shard_back(self, index: int) -> None:
+        assert self._come_back is not None, "nothing was said of what survives a shard"
+        self.shards[index] = self._come_back(index, self.shards[index])
+        self._away.discard(index)
+        for worker in self.workers.values():
+            self._serve(index, shard.Attach(worker=worker))
+        self._serve(index, shard.ComeBack())
+        if not any(held.shard == index for held in self._slices):
+            return
+        for worker in (*self.workers.values(), *self._left):
+            self._at(0.01, _name(worker), partial(self._work, worker, replica.Reconnected(shard=index)))
 
     def _lose(self, worker: Worker) -> None:
         lost = coordinator.Lost(
@@ -440,7 +485,7 @@ class World:
     def _send(
         self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]
     ) -> None:
-        if not self._is_disturbed:
+        if not self._is_disturbed or isinstance(message, messages.Returned):
             self._at(self._transfer(sender, receiver, message), receiver, arrive)
             return
         kind = _KIND[type(message)]
@@ -498,6 +543,7 @@ _KIND: dict[type, str] = {
     messages.Goodbye: "goodbye",
     messages.Recall: "recall",
     messages.Diverged: "refuse.reply",
+    messages.Returned: "returned",
     messages.Hold: "hold",
     messages.Held: "hold.reply",
     messages.Release: "release",

@@ -17,13 +17,14 @@ from squall.model.buffers import BufferSpace
 from squall.replica.compute import ReplicaCompute, Task
 from squall.replica.data_worker import Duty, Packing
 from squall.replica.downpour import Compute, DownpourLoop, downpour
-from squall.replica.exchange import connect_coordinator, connect_shards
+from squall.replica.exchange import Absences, SharedExchange, connect_coordinator, connect_shards
 from squall.replica.loading import Loader, LoadsAhead, LoadsHere
 from squall.replica.session import (
     FromCoordinator,
     FromShard,
     Phase,
     Quit,
+    Reconnected,
     ReplicaSession,
     SessionEffect,
     SessionEvent,
@@ -34,12 +35,14 @@ from squall.replica.session import (
     ToShard,
 )
 from squall.wire.connection import Connection
-from squall.wire.control import Ready
+from squall.wire.control import Ready, ShardBack
 from squall.wire.memory import SharedArena
 from squall.wire.messages import Ask, Goodbye, Lease, Recall
 
 HELD_BACK_S = 0.01
 """Half of what a replica likes to have leased: it has work until the answer comes."""
+
+ABSENT_MS = 1000
 
 
 def serve(
@@ -49,7 +52,8 @@ def serve(
 
     Args:
         settings: "name"; "threads"; "shards", the shards with slices of this worker's partition; "replica";
-            "incarnation"; "num_replicas"; "tcp", if it is to connect that way (see `squall.replica.exchange.connect_shards`).
+            "incarnation"; "num_replicas"; "shards_come_back" and "tcp", if it is to connect that way (see
+            `squall.replica.exchange.connect_shards`).
         load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
         fds: the memory for the model's buffers, and that of every replica; then, unless "tcp" is there, the connection
@@ -169,7 +173,8 @@ class ReplicaRunner:
         self._outbox = Outbox(self._coordinator)
         self._by_fd = {exchange.fileno(): shard for shard, exchange in self._shards.items()}
         self._poll = select.poll()
-        for fd in (*self._by_fd, self._coordinator.fileno()):
+        self._absences = Absences(self.name)
+        for fd in (*self._by_fd, self._coordinator.fileno(), launcher.fileno()):
             self._poll.register(fd, select.POLLIN)
         # Of the coordinator alone: a look at nothing costs less than a read of nothing.
         self._calls = select.poll()
@@ -200,14 +205,44 @@ class ReplicaRunner:
         """Wait until a peer says something, or what we have to say is due."""
         if self._session.phase is Phase.AWAITING:
             self._outbox.send()
-        for fd, _ in self._poll.poll(self._outbox.due_ms):
+        wait_ms = self._outbox.due_ms
+        if self._absences:
+            self._absences.tick(time.monotonic())
+            wait_ms = min(wait_ms or ABSENT_MS, ABSENT_MS)
+        for fd, _ in self._poll.poll(wait_ms):
             if fd == self._woken:
                 os.read(fd, 64)
-            elif (shard := self._by_fd.get(fd)) is None:
-                self._hear_coordinator()
+            elif (shard := self._by_fd.get(fd)) is not None:
+                self._hear_shard(shard, fd)
+            elif fd == self._launcher.fileno():
+                self._hear_launcher()
             else:
-                replies = self._shards[shard].replies()
-                self._events.extend(FromShard(shard=shard, message=reply) for reply in replies)
+                self._hear_coordinator()
+
+    def _hear_shard(self, shard: int, fd: int) -> None:
+        exchange = self._shards[shard]
+        self._events.extend(FromShard(shard=shard, message=reply) for reply in exchange.replies())
+        if isinstance(exchange, SharedExchange) and exchange.is_gone:
+            self._poll.unregister(fd)
+            del self._by_fd[fd]
+            self._absences.gone(exchange.name, time.monotonic())
+
+    def _hear_launcher(self) -> None:
+        """A shard that was killed has come back."""
+        received = self._launcher.receive()
+        if received is None:
+            raise LostError(reason=f"{self.name} lost its launcher")
+        if not isinstance(received[0], ShardBack):
+            return
+        shard, exchange = received[0].shard, self._shards[received[0].shard]
+        assert isinstance(exchange, SharedExchange)
+        if self._by_fd.pop(exchange.fileno(), None) is not None:
+            self._poll.unregister(exchange.fileno())
+        exchange.come_back(received[1][0])
+        self._by_fd[exchange.fileno()] = shard
+        self._poll.register(exchange.fileno(), select.POLLIN)
+        self._absences.back(exchange.name)
+        self._events.append(Reconnected(shard=shard))
 
     def _carry_out(self, effect: SessionEffect) -> None:
         match effect:

@@ -66,11 +66,17 @@ class FromCoordinator(Noun, frozen=True, kw_only=True):
     message: Lease | Leave | Recall
 
 
+class Reconnected(Noun, frozen=True, kw_only=True):
+    """A shard that was killed has been started anew: what it has not answered is sent again."""
+
+    shard: int
+
+
 class Tick(Noun, frozen=True, kw_only=True):
     """Time has passed: send again what has not been answered since the last tick."""
 
 
-SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Tick
+SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Reconnected | Tick
 
 
 # Effects (and `Compute`, which is the loop's) -----------------------------------------------------------
@@ -125,6 +131,7 @@ class ReplicaSession(Machine):
     TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
         (Phase.READY, Started): "_start",
         (Phase.READY, Recall): "_recall_idle",
+        (Phase.READY, Reconnected): "_reconnected",
         (Phase.READY, Tick): "_tick",
         (Phase.COMPUTING, Computed): "_computed",
         (Phase.COMPUTING, Fetched): "_exchanged",
@@ -132,18 +139,21 @@ class ReplicaSession(Machine):
         (Phase.COMPUTING, Lease): "_answered",
         (Phase.COMPUTING, Leave): "_answered",
         (Phase.COMPUTING, Recall): "_recall",
+        (Phase.COMPUTING, Reconnected): "_reconnected",
         (Phase.COMPUTING, Tick): "_tick",
         (Phase.EXCHANGING, Fetched): "_exchanged",
         (Phase.EXCHANGING, Pushed): "_exchanged",
         (Phase.EXCHANGING, Lease): "_answered",
         (Phase.EXCHANGING, Leave): "_answered",
         (Phase.EXCHANGING, Recall): "_recall",
+        (Phase.EXCHANGING, Reconnected): "_reconnected",
         (Phase.EXCHANGING, Tick): "_tick",
         (Phase.AWAITING, Fetched): "_exchanged",
         (Phase.AWAITING, Pushed): "_exchanged",
         (Phase.AWAITING, Lease): "_answered",
         (Phase.AWAITING, Leave): "_answered",
         (Phase.AWAITING, Recall): "_recall_idle",
+        (Phase.AWAITING, Reconnected): "_reconnected",
         (Phase.AWAITING, Tick): "_tick",
         (Phase.LEFT, Started): "_late",
         (Phase.LEFT, Fetched): "_late",
@@ -151,6 +161,7 @@ class ReplicaSession(Machine):
         (Phase.LEFT, Lease): "_late",
         (Phase.LEFT, Leave): "_late",
         (Phase.LEFT, Recall): "_late",
+        (Phase.LEFT, Reconnected): "_late",
         (Phase.LEFT, Tick): "_late",
     }
 
@@ -166,6 +177,7 @@ class ReplicaSession(Machine):
         self._is_begun = False  # an exchange that the loop has not collected yet
         self._states: dict[int, SliceState] = {}
         self._outcomes: dict[int, Outcome] = {}
+        self._lives: dict[int, int] = {}  # by shard: the incarnation that answered
         self._open_asks: dict[int, Ask] = {}  # by number
         self._answers: dict[int, Lease | Leave] = {}  # that the loop has not taken yet
         self._awaited: int | None = None
@@ -239,7 +251,7 @@ class ReplicaSession(Machine):
         assert not self._is_begun, "one exchange at a time"
         self._is_begun = True
         self._exchange_fetches = wish.fetch and bool(self._shards)
-        self._states, self._outcomes = {}, {}
+        self._states, self._outcomes, self._lives = {}, {}, {}
         if not self._shards:
             return ()
         request = self._number()
@@ -254,6 +266,7 @@ class ReplicaSession(Machine):
             return self._late(event)
         del self._open_exchange[event.shard]
         reply = event.message
+        self._lives[event.shard] = reply.incarnation
         self._states.update((state.slice, state) for state in reply.states)
         if isinstance(reply, Pushed):
             slices = self._shards[event.shard]
@@ -266,7 +279,8 @@ class ReplicaSession(Machine):
     def _collected(self) -> tuple[Exchanged, tuple[SessionEffect, ...]]:
         """What all shards answered; the fetched parameters are taken up now, between two minibatches."""
         self._is_begun = False
-        done = Exchanged(states=self._states, outcomes=self._outcomes)
+        lives = tuple(self._lives.items())
+        done = Exchanged(states=self._states, outcomes=self._outcomes, lives=lives)
         if not self._exchange_fetches:
             return done, ()
         self.buffer = 1 - self.buffer
@@ -306,6 +320,11 @@ class ReplicaSession(Machine):
         """Let the loop collect and report what it has begun; nothing else."""
         return self._loop.throw(Recalled())
 
+    def _reconnected(self, event: Reconnected) -> tuple[SessionEffect, ...]:
+        """Whether it had been applied, the shard knows by the block."""
+        request = self._open_exchange.get(event.shard)
+        return () if request is None else (ToShard(shard=event.shard, message=request),)
+
     def _tick(self, event: Tick) -> tuple[SessionEffect, ...]:
         exchanges = (ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
         asks = (ToCoordinator(message=ask) for ask in self._open_asks.values())
@@ -343,4 +362,5 @@ def request_of(wish: Exchange, request: int, slices: tuple[int, ...], into: int 
         buffer=gradient.buffer,
         scale=gradient.scale,
         into=into,
+        incarnation=max((gradient.incarnations.get(number, 0) for number in slices), default=0),
     )

@@ -18,6 +18,7 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Returned,
 )
 
 
@@ -61,6 +62,10 @@ class FromCoordinator(Noun, frozen=True, kw_only=True):
     message: Refuse | Hold | Release
 
 
+class ComeBack(Noun, frozen=True, kw_only=True):
+    """This is a later start of the shard within a run: its books are what survived."""
+
+
 class Applied(Noun, frozen=True, kw_only=True):
     """The update rule ran over every slice of the pending `Apply`, and all are finite."""
 
@@ -81,7 +86,9 @@ class Close(Noun, frozen=True, kw_only=True):
     """The run is over: answer nobody any more."""
 
 
-ShardEvent: TypeAlias = Attach | Detach | FromWorker | FromCoordinator | Applied | NotFinite | Save | Close
+ShardEvent: TypeAlias = (
+    Attach | Detach | FromWorker | FromCoordinator | ComeBack | Applied | NotFinite | Save | Close
+)
 
 
 # Effects ----------------------------------------------------------------------------------------------
@@ -116,7 +123,7 @@ class Answer(Noun, frozen=True, kw_only=True):
 class Tell(Noun, frozen=True, kw_only=True):
     """Send a message to the coordinator."""
 
-    message: Refused | Diverged | Held | Released
+    message: Refused | Diverged | Returned | Held | Released
 
 
 class Record(Noun, frozen=True, kw_only=True):

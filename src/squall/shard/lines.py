@@ -26,7 +26,13 @@ LineEvent: TypeAlias = Attach | Detach | FromWorker
 
 
 class Lines(Protocol):
-    """All workers of one shard. One thread; nothing here waits."""
+    """All workers of one shard. One thread; nothing here waits.
+
+    Attributes:
+        sends_live_values: the values that an answer speaks of leave with `answer`, not with `write_out`.
+    """
+
+    sends_live_values: bool
 
     def fileno(self) -> int:
         """Readable when `events` has something to do."""
@@ -71,6 +77,8 @@ class SharedLines:
         tensors: told where each worker's memory is.
         traffic: told of tensors, which no connection sees, and of lines that end.
     """
+
+    sends_live_values = False
 
     def __init__(self, specs: Iterable[SliceSpec], tensors: ShardTensors, traffic: TrafficMeter) -> None:
         self._specs = tuple(specs)

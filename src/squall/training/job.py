@@ -13,6 +13,7 @@ from squall.errors import ConfigError
 from squall.faults import Fault, faults_of
 from squall.model.objective import Loss, Metric, Step
 from squall.model.precision import check_precision
+from squall.training.durability import Durability, check_durability
 from squall.training.strategies import Downpour, expect_whole, not_built
 
 ModelLike = nn.Module | Callable[[], nn.Module]
@@ -69,6 +70,9 @@ class Job:
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
         patience: end the run after so many evaluations in a row that were not better by `keep_best`.
+        durability: what a shard that is killed comes back with, under `squall.Local`. "ack": every push that was
+            acknowledged. `squall.Interval(seconds)`: all but what was applied since it was last written down; that work
+            is done again. "none": nothing, so that its death ends the run.
         record: keep every applied gradient in the run directory.
         cluster: where it runs; None: `squall.Local()`.
         buffers: name pattern to how replicas' buffers become one for evaluation and export: "mean", "max" or
@@ -115,7 +119,7 @@ class Job:
     checkpoint_every: float | None = None
     keep_best: str | None = None
     patience: int | None = None
-    durability: Any = "none"
+    durability: Durability = "none"
     record: bool = False
     cluster: Any = None
     threads: int | None = None
@@ -156,6 +160,7 @@ class Job:
 
     def _check_kinds(self) -> None:
         check_precision(self.precision)
+        check_durability(self.durability)
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise ConfigError(
                 subject="Job(model=)",
@@ -189,7 +194,6 @@ class Job:
     def _check_not_built(self) -> None:
         defaults: dict[str, Any] = {
             "partitions": 1,
-            "durability": "none",
         }
         for name, default in defaults.items():
             if getattr(self, name) != default:
