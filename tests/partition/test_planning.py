@@ -130,11 +130,11 @@ def test_a_model_that_does_not_run_is_called_by_its_own_name() -> None:
 
 
 def test_the_module_its_mode_and_the_generators_are_left_alone() -> None:
-    model = EXAMPLES["resnet"].model().eval()
+    model, (args, _) = EXAMPLES["resnet"].model().eval(), EXAMPLES["resnet"].inputs(4)
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(4)
     state = torch.get_rng_state()
-    plan(model, EXAMPLES["resnet"].inputs(4)[0], partitions=2, how="vertical")
+    plan(model, args, partitions=2, how="vertical")
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module.training for module in model.modules())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
