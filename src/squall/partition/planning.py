@@ -12,7 +12,8 @@ from squall.errors import ConfigError, ModelError
 from squall.model.capture import capture
 from squall.model.captured import Captured
 from squall.model.graph import Graph, Ref
-from squall.model.stand_in import is_on_meta
+from squall.model.randomness import random_state_kept
+from squall.model.stand_in import is_on_meta, stand_in
 from squall.model.structure import Structure
 from squall.partition import plan as numbered
 from squall.partition import planner
@@ -176,7 +177,11 @@ def _priced(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tra
     tensors: Sequence[Tensor] = captured.flat(args, kwargs)
     batch = captured.batch(tensors)
     is_measured = not is_on_meta(model)
-    times = measure(captured, whole.train(training), tensors) if is_measured else guess(captured.graph, batch)
+    if is_measured:
+        with random_state_kept():
+            times = measure(captured, stand_in(whole, training=training), tensors)
+    else:
+        times = guess(captured.graph, batch)
     first = captured.graph.outputs[0]
     has_loss = training and isinstance(first, Ref) and captured.graph.values[first.index].requires_grad
     return _Priced(captured, times, is_measured, batch, first.index if has_loss else None)
