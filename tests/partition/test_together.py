@@ -153,6 +153,28 @@ def test_random_masks_do_not_depend_on_the_cut() -> None:
     assert float((found[1][0] - found[0][0]).abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["decoder", "alexnet"])
+@pytest.mark.parametrize("cut", ["horizontal 2", "vertical 3", "random 3"])
+def test_microbatches_have_the_masks_of_the_minibatch(name: str, cut: str) -> None:
+    captured, model, minibatch = case(name, dropout=0.5)
+    way, count = cut.split()
+    plan = (
+        planner.random(captured.graph, 3, 1)
+        if way == "random"
+        else getattr(planner, way)(captured.graph, int(count))
+    )
+    together = Together(captured, model, plan)
+    draw = Draw(seed=1, position=3)
+    together.step(minibatch, draw=draw)
+    whole, (_, out) = together.gradients(), together.outputs()
+    for microbatches, policy in ((2, FillDrain()), (4, BackwardFirst(2))):
+        together.step(minibatch, microbatches=microbatches, policy=policy, draw=draw)
+        parts = torch.cat([together.outputs(micro)[1] for micro in range(microbatches)])
+        torch.testing.assert_close(parts, out, rtol=0, atol=1e-12)
+        for key, gradient in together.gradients().items():
+            torch.testing.assert_close(gradient, whole[key], rtol=0, atol=1e-12)
+
+
 def test_a_forward_pass_alone_gives_the_outputs_and_sends_nothing_down() -> None:
     captured, model, minibatch = case("mlp")
     together = Together(captured, model, plan_of("mlp", "vertical 3"), trains=False)

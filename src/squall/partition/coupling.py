@@ -37,7 +37,7 @@ def _reason(graph: Graph, at: int, loss: int | None) -> str:
         _axis(graph.values[index]) is not None for index in (*node.inputs, *node.outputs) if index is not None
     ):
         return ""
-    if node.is_random:
+    if node.is_random and not _has_mask_by_example(here.call):
         return "draws one mask for the whole minibatch"
     for k, index in enumerate(node.outputs):
         if index is None:
@@ -65,6 +65,17 @@ def _couples(graph: Graph, call: Call, inputs: tuple[int, ...], index: int) -> b
         if axis is None or not _third(need.shape[at]).covers(need.bounding().axes[at]):
             return True
     return False
+
+
+def _has_mask_by_example(call: Call) -> bool:
+    """Whether a random op has a mask of ours, of which each microbatch can make its own examples' rows."""
+    masked = {
+        "dropout": len(call.shape),
+        "feature_dropout": 2,
+        "scaled_dot_product_attention": len(call.shape) - 2,
+    }
+    axis = call.example_axis
+    return axis is not None and axis < masked.get(call.name, 0)
 
 
 def _third(size: int) -> Indices:
