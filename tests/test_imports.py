@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "squall"
 
-GROUND = {"errors", "nouns", "slices", "blocks", "machines", "observe"}
+GROUND = {"errors", "faults", "nouns", "slices", "blocks", "machines", "observe"}
 _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nouns": set(),
     "blocks": {"errors", "nouns", "slices"},
     "machines": {"errors"},
+    "faults": {"errors"},
     "schedules": {"errors"},
     "observe": {"errors", "nouns", "slices", "blocks"},
     "model": GROUND,
@@ -61,7 +62,8 @@ LOOKED_UP = {
 
 DECIDERS = {
     "blocks.py",
-    "cluster/faults.py",
+    "faults.py",
+    "cluster/restarts.py",
     "coordinator/events.py",
     "coordinator/gate.py",
     "coordinator/hold.py",

@@ -30,6 +30,7 @@ _PUBLIC = {
     "Local": "squall.cluster.local",
     "Simulated": "squall.cluster.simulated",
     "Link": "squall.cluster.world",
+    "Restarts": "squall.cluster.restarts",
     "TensorBoard": "squall.observe.loggers",
     "Source": "squall.data.source",
     "opaque": "squall.model.opaque",
@@ -43,6 +44,7 @@ _PUBLIC = {
     "Redone": "squall.observe.events",
     "Refused": "squall.observe.events",
     "Checkpointed": "squall.observe.events",
+    "Disturbed": "squall.observe.events",
     "Ended": "squall.observe.events",
     "SquallError": "squall.errors",
     "ConfigError": "squall.errors",
@@ -53,6 +55,7 @@ _PUBLIC = {
     "UserCodeError": "squall.errors",
     "DivergedError": "squall.errors",
     "LostError": "squall.errors",
+    "NoReplicaError": "squall.errors",
     "CorruptError": "squall.errors",
 }
 _MODULES = ("data", "errors", "schedules")
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from squall.api import start as start
     from squall.cluster.in_process import InProcess as InProcess
     from squall.cluster.local import Local as Local
+    from squall.cluster.restarts import Restarts as Restarts
     from squall.cluster.servers import Servers as Servers
     from squall.cluster.servers import serve as serve
     from squall.cluster.simulated import Simulated as Simulated
@@ -79,6 +83,7 @@ if TYPE_CHECKING:
     from squall.errors import DivergedError as DivergedError
     from squall.errors import LostError as LostError
     from squall.errors import ModelError as ModelError
+    from squall.errors import NoReplicaError as NoReplicaError
     from squall.errors import RunError as RunError
     from squall.errors import RunExistsError as RunExistsError
     from squall.errors import SquallError as SquallError
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
     from squall.loop.optimizer import DownpourOptimizer as DownpourOptimizer
     from squall.model.opaque import opaque as opaque
     from squall.observe.events import Checkpointed as Checkpointed
+    from squall.observe.events import Disturbed as Disturbed
     from squall.observe.events import Ended as Ended
     from squall.observe.events import Evaluated as Evaluated
     from squall.observe.events import Joined as Joined

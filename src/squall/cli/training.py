@@ -16,6 +16,7 @@ from squall.cli.outcome import WRONG_REQUEST, say
 from squall.cli.summary import closing_summary
 from squall.cluster.local import Local
 from squall.errors import ConfigError, SquallError, UserCodeError
+from squall.faults import faults_of
 from squall.observe.files import next_numbered
 from squall.training.directory import RunDirectory
 
@@ -28,19 +29,21 @@ NUMBERED = "-N"
 FINISHED = ("steps", "epochs", "time")
 
 
-def train(request: str, settings: Sequence[str], out: Path | None, *, as_json: bool) -> None:
+def train(request: str, settings: Sequence[str], out: Path | None, *, chaos: str = "", as_json: bool) -> None:
     """Train what a recipe says.
 
     Args:
         request: ``NAME``, ``FILE.py`` or either with ``:FUNCTION``.
         settings: ``"strategy.n_push=5"`` and the like.
         out: the run directory; ``parent/name-N`` means the next free number; None: a new temporary one.
+        chaos: what is to go wrong, beside what the recipe says.
         as_json: end standard output with the figures as one JSON object.
 
     Raises:
         ConfigError, RunError, KeyboardInterrupt: as `squall.fit`.
     """
     pairs = [setting_of(text) for text in settings]
+    faults = faults_of(chaos, "--chaos")
     # Before anything that imports torch: the process that roles are forked from imports it at the same time.
     with Local() as cluster:
         with _quick_imports(cluster):
@@ -48,7 +51,8 @@ def train(request: str, settings: Sequence[str], out: Path | None, *, as_json: b
             from squall.training.recipe import find
         job = made_by(lambda: find(request, pairs), request)
         with _Directory(out or job.directory) as path:
-            carry_out(replace(job, out=path), cluster, resume=False, as_json=as_json)
+            job = replace(job, out=path, chaos=(*job.faults, *faults))
+            carry_out(job, cluster, resume=False, as_json=as_json)
 
 
 def resume(path: Path, *, as_json: bool) -> None:

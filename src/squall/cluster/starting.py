@@ -1,10 +1,12 @@
 """Starting the roles of a run: what each is sent, and which memory and connections it shares with whom."""
 
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from squall.cluster.payload import Payload, pack
 from squall.cluster.roster import Roster
@@ -22,26 +24,71 @@ EVALUATOR = -1
 """Stands for a replica's number in the shards' books."""
 
 
-def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None) -> list[SharedArena]:
+@dataclass(eq=False)
+class Started:
+    """What was started, and what it takes to start a replica again.
+
+    Attributes:
+        buffer_arenas: for each replica the memory that it leaves its model's buffers in.
+        payload, settings: what every replica was sent.
+    """
+
+    execution: Execution
+    roster: Roster
+    tcp: TcpAddresses | None
+    buffer_arenas: list[SharedArena] = field(default_factory=list)
+    payload: Payload | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def start_replica(self, replica: int, incarnation: int) -> None:
+        """Start another life of a replica; it joins those that are at work.
+
+        Raises:
+            RunError: the zygote cannot.
+        """
+        starting = _Starting(self)
+        try:
+            starting.replica(replica, incarnation)
+            starting.connect()
+        finally:
+            starting.close()
+
+    def buffer_memories(self) -> list[Tensor]:
+        """The arenas as `BufferSpace` reads them."""
+        space = self.execution.prepared.buffers
+        attached = (
+            SharedArena.attach(os.dup(arena.fd), space.arena_bytes, writable=False)
+            for arena in self.buffer_arenas
+        )
+        return [space.memory(arena) for arena in attached]
+
+    def close(self) -> None:
+        for made in (self.payload, *self.buffer_arenas):
+            if made is not None:
+                made.close()
+
+
+def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None) -> Started:
     """Start every role and connect them.
 
     Args:
         tcp: how they are to connect; None: by shared memory.
 
     Returns:
-        For each replica the memory that it leaves its model's buffers in; the caller closes them.
+        What the caller needs to start replicas again; to be closed by it.
     """
-    starting = _Starting(execution, roster, tcp)
+    started = Started(execution, roster, None if tcp is None else TcpAddresses(tcp))
+    starting = _Starting(started)
     try:
+        starting.listen()
         starting.shards()
         starting.coordinator()
         starting.replicas()
         starting.evaluator()
         starting.connect()
-        return starting.buffer_arenas
+        return started
     except BaseException:
-        for arena in starting.buffer_arenas:
-            arena.close()
+        started.close()
         raise
     finally:
         starting.close()
@@ -50,19 +97,24 @@ def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None
 class _Starting:
     """Descriptors that are on their way to roles, and are closed here when all have theirs."""
 
-    def __init__(self, execution: Execution, roster: Roster, tcp: TcpPlan | None) -> None:
-        self._execution = execution
-        self._tcp = None if tcp is None else TcpAddresses(tcp)
-        self._prepared = execution.prepared
-        self._roster = roster
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._execution = started.execution
+        self._tcp = started.tcp
+        self._prepared = started.execution.prepared
+        self._roster = started.roster
         layout = self._prepared.layout
         self._serving = [shard for shard in range(layout.num_shards) if layout.slices_of(shard)]
         self._made: list[Channel | SharedArena | Payload | Listener] = []
-        if self._tcp is not None:
-            for name in ("coordinator", *(f"shard{shard}" for shard in range(layout.num_shards))):
-                self._made.append(self._tcp.listen(name))
         self._attachments: list[tuple[str, Any, list[int]]] = []  # to be sent: to whom, what, descriptors
-        self.buffer_arenas: list[SharedArena] = []
+
+    def listen(self) -> None:
+        if self._tcp is not None:
+            for name in (
+                "coordinator",
+                *(f"shard{shard}" for shard in range(self._prepared.layout.num_shards)),
+            ):
+                self._made.append(self._tcp.listen(name))
 
     def close(self) -> None:
         for made in self._made:
@@ -107,21 +159,32 @@ class _Starting:
         self._spawn("coordinator", "coordinator", self._pack(load), settings, [])
 
     def replicas(self) -> None:
-        prepared = self._prepared
+        prepared, started = self._prepared, self._started
         model = _model_load(prepared)
         task = prepared.task(model.pop("model", None))
-        payload = self._pack({"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model})
+        load = {"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model}
+        started.payload = pack(load, by_value_modules=_user_modules(prepared))
         replicas = range(prepared.job.replicas)
-        settings = {"threads": prepared.threads, "shards": self._serving, "num_replicas": len(replicas)}
-        self.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
-        left = [arena.fd for arena in self.buffer_arenas]
+        started.settings = {
+            "threads": prepared.threads,
+            "shards": self._serving,
+            "num_replicas": len(replicas),
+        }
+        started.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
         for replica in replicas:
-            name = f"replica{replica}.0"
-            attach = AttachReplica(replica=replica, incarnation=0)
-            fds = self._line_to_coordinator(name, attach)
-            fds += self._exchange(replica, name, num_gradients=prepared.loop.num_gradients)
-            own = settings | {"replica": replica}
-            self._spawn("replica", name, payload, own, [left[replica], *left, *fds])
+            self.replica(replica, incarnation=0)
+
+    def replica(self, replica: int, incarnation: int) -> None:
+        started = self._started
+        assert started.payload is not None
+        name = f"replica{replica}.0"
+        fds = self._line_to_coordinator(name, AttachReplica(replica=replica, incarnation=incarnation))
+        num_gradients = self._prepared.loop.num_gradients
+        fds += self._exchange(replica, name, incarnation=incarnation, num_gradients=num_gradients)
+        left = [arena.fd for arena in started.buffer_arenas]
+        settings = started.settings | {"replica": replica, "incarnation": incarnation}
+        fds = [left[replica], *left, *fds]
+        self._spawn("replica", name, started.payload, settings, fds, incarnation=incarnation)
 
     def evaluator(self) -> None:
         prepared = self._prepared
@@ -129,8 +192,8 @@ class _Starting:
             return
         load = {"evaluation": prepared.evaluation, "buffers": prepared.buffers, "best": self._execution.best}
         payload = self._pack({**load, **_model_load(prepared)})
-        settings = {"shards": self._serving, "num_replicas": len(self.buffer_arenas), "replica": EVALUATOR}
-        arenas = [arena.fd for arena in self.buffer_arenas]
+        settings = {"shards": self._serving, "num_replicas": prepared.job.replicas, "replica": EVALUATOR}
+        arenas = [arena.fd for arena in self._started.buffer_arenas]
         fds = self._exchange(EVALUATOR, "evaluator", num_gradients=0)
         self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
 
@@ -159,7 +222,7 @@ class _Starting:
         self._attachments.append(("coordinator", attach, [far]))
         return [near]
 
-    def _exchange(self, replica: int, name: str, *, num_gradients: int) -> list[int]:
+    def _exchange(self, replica: int, name: str, *, num_gradients: int, incarnation: int = 0) -> list[int]:
         """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
         fds: list[int] = []
         if self._tcp is not None:
@@ -170,7 +233,11 @@ class _Starting:
             arena = SharedArena.create(plan.num_bytes)
             self._made.append(arena)
             message = AttachWorker(
-                replica=replica, partition=0, incarnation=0, name=name, num_gradients=num_gradients
+                replica=replica,
+                partition=0,
+                incarnation=incarnation,
+                name=name,
+                num_gradients=num_gradients,
             )
             self._attachments.append((f"shard{shard}", message, [far, arena.fd]))
             fds += [near, arena.fd]
