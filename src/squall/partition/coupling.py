@@ -14,7 +14,7 @@ _PARTS = 3
 _MEAN = 1
 
 
-def couplings(graph: Graph, loss: int | None = None) -> tuple[str, ...]:
+def couplings(graph: Graph, loss: int | None = None, within: str = "") -> tuple[str, ...]:
     """Why microbatches would compute something else than the minibatch; empty if they do not.
 
     A mean over examples is the mean of the means of equal microbatches. Of a cross entropy that holds as long as no
@@ -22,10 +22,11 @@ def couplings(graph: Graph, loss: int | None = None) -> tuple[str, ...]:
 
     Args:
         loss: the value that is differentiated.
+        within: beginning of the names of the modules that are looked at, as in ``"model."``.
     """
     found = [f"buffer {name!r} is moved by every call" for name, _ in graph.mutations]
     for at, node in enumerate(graph.nodes):
-        reason = _reason(graph, at, loss)
+        reason = _reason(graph, at, loss) if f"{node.module}.".startswith(within) else ""
         if reason:
             found.append(f"{node.target} {reason} ({node.line or node.module or node.name})")
     return tuple(found)
