@@ -21,6 +21,7 @@ from squall.partition.masks import Draw
 from squall.partition.pieces import Assembly, Frame, Piece, take
 from squall.partition.plan import Plan
 from squall.partition.program import Program
+from squall.partition.records import Records, as_message, as_records
 from squall.partition.regions import AnyRegion, Region
 
 
@@ -33,6 +34,7 @@ class Together:
         plan: checked here.
         seed: of the order of messages and of who works next.
         trains: whether there is a backward pass.
+        records: whether messages travel node by node, each value with its number, in any order.
 
     Attributes:
         workers: one for each partition.
@@ -40,11 +42,19 @@ class Together:
     """
 
     def __init__(
-        self, captured: Captured, model: nn.Module, plan: Plan, *, seed: int = 0, trains: bool = True
+        self,
+        captured: Captured,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        trains: bool = True,
+        records: bool = False,
     ) -> None:
         plan.check(captured.graph)
         self._captured, self._plan, self._rng = captured, plan, Random(seed)
         self._programs: dict[int, Program] = {}
+        self._records = records
         self.links: Counter[tuple[int, int, bool, bool]] = Counter()
         first = captured.graph.outputs[0]
         self._loss = first.index if trains and isinstance(first, Ref) else None
@@ -109,14 +119,15 @@ class Together:
                 remedy="Use one microbatch.",
             )
 
-    def _run(self, program: Program, pending: list[Message]) -> None:
-        self._count(program, pending)
+    def _run(self, program: Program, begun: Sequence[Message]) -> None:
+        pending = self._posted(program, begun)
         idle: set[int] = set()
         while pending or len(idle) < len(self.workers):
             busy = [worker for worker in self.workers if worker.partition not in idle]
             if pending and (not busy or self._rng.random() < 0.5):
                 message = pending.pop(self._rng.randrange(len(pending)))
-                self.workers[message.receiver].receive(message)
+                told = message if isinstance(message, Message) else as_message(message, program)
+                self.workers[message.receiver].receive(told)
                 idle.discard(message.receiver)
                 continue
             worker = self._rng.choice(busy)
@@ -124,18 +135,20 @@ class Together:
             if sent is None:
                 idle.add(worker.partition)
             else:
-                self._count(program, sent)
-                pending += sent
+                pending += self._posted(program, sent)
         stuck = [worker.partition for worker in self.workers if not worker.is_finished]
         if stuck:
             raise LocalProtocolError(
                 reason=f"expected every partition to finish, but partitions {stuck} wait"
             )
 
-    def _count(self, program: Program, messages: Sequence[Message]) -> None:
-        for each in messages:
+    def _posted(self, program: Program, messages: Sequence[Message]) -> list[Message | Records]:
+        """Messages as they travel, counted."""
+        posted = [as_records(each, program) if self._records else each for each in messages]
+        for each in posted:
             lasts = program.data[each.value].lasts
             self.links[each.sender, each.receiver, each.is_gradient, lasts] += each.num_bytes
+        return posted
 
     def outputs(self, micro: int = 0) -> list[Tensor]:
         """What the model returned for a microbatch, whole."""
