@@ -4,8 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from squall.cluster.local import Local
+
+# How fast a busy machine draws examples says nothing about what is tested.
+settings.register_profile("squall", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("squall")
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,9 @@ _PUBLIC = {
     "TensorBoard": "squall.observe.loggers",
     "Source": "squall.data.source",
     "opaque": "squall.model.opaque",
+    "plan": "squall.partition.planning",
+    "Plan": "squall.partition.model_plan",
+    "Machine": "squall.partition.cost",
     "Progress": "squall.observe.events",
     "Evaluated": "squall.observe.events",
     "Joined": "squall.observe.events",
@@ -97,6 +100,9 @@ if TYPE_CHECKING:
     from squall.observe.events import Redone as Redone
     from squall.observe.events import Refused as Refused
     from squall.observe.loggers import TensorBoard as TensorBoard
+    from squall.partition.cost import Machine as Machine
+    from squall.partition.model_plan import Plan as Plan
+    from squall.partition.planning import plan as plan
     from squall.rules.adagrad import Adagrad as Adagrad
     from squall.rules.adam import Adam as Adam
     from squall.rules.adam import AdamW as AdamW

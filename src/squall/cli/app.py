@@ -82,6 +82,38 @@ def resume(path: RunArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
+def plan(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE[:FUNCTION]", help="A recipe's name, as in `digits`, or a Python file with one."
+        ),
+    ],
+    partitions: Annotated[int, typer.Option(help="Over how many partitions a replica is cut.", min=1)] = 2,
+    how: Annotated[
+        str,
+        typer.Option(
+            help="auto, vertical (through layers), horizontal (between them), or team sizes as in 1,3."
+        ),
+    ] = "auto",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change the recipe's job, as for train."),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the plan into this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the plan in this file, for squall.Plan.load.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Cut a recipe's model over partitions, and say who holds what, what crosses, and what a step will take."""
+    with outcome():
+        from squall.cli import plans
+
+        plans.plan(recipe, settings or [], partitions, how, svg=svg, out=out, as_json=as_json)
+
+
+@app.command()
 def recipes() -> None:
     """List the recipes that come with Squall."""
     with outcome():
