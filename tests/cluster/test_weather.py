@@ -1,6 +1,6 @@
 """Tests of squall.cluster.weather: what faults make of a link.
 
-Faults planted here by hand, each seen to fail a test: a cut that holds other links · a cut without an end · a delay that is
+Faults planted here by hand, each seen to fail a test: a cut that holds other links · a delay that is
 always its middle · bytes of the hello taken for messages · a message dropped together with the one before it · tensors
 taken for messages · losses on a shard's line to the coordinator.
 """
