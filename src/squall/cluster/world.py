@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
+from squall.cluster.kinds import KIND_OF
 from squall.coordinator import events as coordinator
 from squall.coordinator.events import CoordinatorEffect
 from squall.coordinator.machine import CoordinatorMachine
@@ -488,7 +489,7 @@ class World:
         if not self._is_disturbed or isinstance(message, messages.Returned):
             self._at(self._transfer(sender, receiver, message), receiver, arrive)
             return
-        kind = _KIND[type(message)]
+        kind = KIND_OF[type(message)]
         if self._is_cut(sender, receiver):
             return
         if any(
@@ -528,24 +529,3 @@ class World:
 
 def _name(worker: Worker) -> str:
     return f"replica{worker.replica}"
-
-
-_KIND: dict[type, str] = {
-    messages.Push: "push",
-    messages.Pushed: "push.reply",
-    messages.Fetch: "fetch",
-    messages.Fetched: "fetch.reply",
-    messages.Ask: "ask",
-    messages.Lease: "ask.reply",
-    messages.Leave: "ask.reply",
-    messages.Refuse: "refuse",
-    messages.Refused: "refuse.reply",
-    messages.Goodbye: "goodbye",
-    messages.Recall: "recall",
-    messages.Diverged: "refuse.reply",
-    messages.Returned: "returned",
-    messages.Hold: "hold",
-    messages.Held: "hold.reply",
-    messages.Release: "release",
-    messages.Released: "release.reply",
-}

@@ -83,6 +83,9 @@ class Job:
         progress: show the live view.
         loggers: told every event, as `squall.TensorBoard(directory)`.
         keep_checkpoints: how many whole checkpoints stay, the newest ones; the last whole one is never removed.
+        checkpoint_to: a URL of fsspec's, as ``"s3://bucket/runs/a"``: each whole checkpoint is copied there while the run goes
+            on, its manifest last, and as many stay as here; `fit` returns when the last one is there.
+            ``resume=True`` goes on from there, too, also where the run directory is gone.
         chaos: what is to go wrong, in the language of `squall.faults`, as in ``"kill:replica@p=0.01"``; drawn from the
             run's seed.
 
@@ -129,6 +132,7 @@ class Job:
     loggers: tuple[Any, ...] = ()
     chaos: str | Sequence[Fault] = ()
     keep_checkpoints: int = 2
+    checkpoint_to: str | None = None
     recipe: Recipe | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
