@@ -32,6 +32,12 @@ class Worker(Noun, frozen=True, kw_only=True):
     def place(self) -> tuple[int, int]:
         return self.replica, self.partition
 
+    def beside(self, partition: int) -> "Worker":
+        """The worker of another partition in the same life of the same replica."""
+        if partition == self.partition:
+            return self
+        return Worker(replica=self.replica, partition=partition, incarnation=self.incarnation)
+
 
 # Events -----------------------------------------------------------------------------------------------
 

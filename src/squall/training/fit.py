@@ -210,7 +210,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
     }
     for name in (
         "replicas",
-        "partitions",
+        "microbatches",
         "shards",
         "epochs",
         "steps",
@@ -222,6 +222,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
         "checkpoint_every",
     ):
         told[name] = getattr(job, name)
+    told["partitions"] = job.num_partitions
     directory.write_json(directory.job, told)
     rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
     write_atomic(directory.plan, plan_svg(rows, replicas=job.replicas, model=told["model"]))
