@@ -89,9 +89,17 @@ class Local:
                 remedy="Give each its own squall.Local().",
             )
         try:
+            plan = self._tcp_plan()
+            if plan is not None and execution.prepared.cut is not None:
+                raise ConfigError(
+                    subject="Local, over TCP, of a model that is cut over partitions",
+                    expected='transport="shared", on a system with memfd_create',
+                    got=repr(self.transport),
+                    remedy="This version does not have both yet: use partitions=1, or shared memory.",
+                )
             self.warm_up()
             assert self._zygote is not None
-            return Launch(execution, self._zygote, self._tcp_plan()).run()
+            return Launch(execution, self._zygote, plan).run()
         finally:
             self._is_busy.release()
             if not self._is_kept:

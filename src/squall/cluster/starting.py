@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import nn
 
+from squall.cluster.crew import CrewMemory
 from squall.cluster.payload import Payload, pack
 from squall.cluster.roster import Roster
 from squall.cluster.tcp import TcpAddresses, TcpPlan
 from squall.model.exchange import ExchangePlan
+from squall.shard.events import EVERY_PARTITION
 from squall.training.execution import Execution
 from squall.training.prepare import Prepared, not_trained
 from squall.training.recipe import module_name
@@ -56,8 +58,7 @@ class _Starting:
         self._prepared = execution.prepared
         self._roster = roster
         layout = self._prepared.layout
-        self._serving = [shard for shard in range(layout.num_shards) if layout.slices_of(shard)]
-        self._made: list[Channel | SharedArena | Payload | Listener] = []
+        self._made: list[Channel | SharedArena | Payload | Listener | CrewMemory] = []
         if self._tcp is not None:
             for name in ("coordinator", *(f"shard{shard}" for shard in range(layout.num_shards))):
                 self._made.append(self._tcp.listen(name))
@@ -112,16 +113,36 @@ class _Starting:
         task = prepared.task(model.pop("model", None))
         payload = self._pack({"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model})
         replicas = range(prepared.job.replicas)
-        settings = {"threads": prepared.threads, "shards": self._serving, "num_replicas": len(replicas)}
+        settings = {"threads": prepared.threads, "num_replicas": len(replicas)}
         self.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
         left = [arena.fd for arena in self.buffer_arenas]
         for replica in replicas:
-            name = f"replica{replica}.0"
-            attach = AttachReplica(replica=replica, incarnation=0)
-            fds = self._line_to_coordinator(name, attach)
-            fds += self._exchange(replica, name, num_gradients=prepared.loop.num_gradients)
-            own = settings | {"replica": replica}
-            self._spawn("replica", name, payload, own, [left[replica], *left, *fds])
+            crew = self._crew()
+            for partition in range(prepared.job.num_partitions):
+                name = f"replica{replica}.{partition}"
+                own = settings | {"replica": replica, "shards": self._serving_of(partition)}
+                own_fds: list[int] = []
+                if crew is not None:
+                    own |= {"partition": partition, "colleagues": crew.num_bytes_of(partition)}
+                    own_fds = crew.fds_of(partition)
+                if not partition:
+                    own_fds += [left[replica], *left]
+                    own_fds += self._line_to_coordinator(name, AttachReplica(replica=replica, incarnation=0))
+                exchange = self._exchange(
+                    replica, name, partition=partition, num_gradients=prepared.loop.num_gradients
+                )
+                self._spawn("replica", name, payload, own, own_fds + exchange)
+
+    def _serving_of(self, partition: int) -> list[int]:
+        return list(self._prepared.layout.shards_of(partition))
+
+    def _crew(self) -> CrewMemory | None:
+        """What the workers of one replica share, if it has several."""
+        if self._prepared.cut is None:
+            return None
+        crew = CrewMemory(self._prepared)
+        self._made.append(crew)
+        return crew
 
     def evaluator(self) -> None:
         prepared = self._prepared
@@ -129,9 +150,10 @@ class _Starting:
             return
         load = {"evaluation": prepared.evaluation, "buffers": prepared.buffers, "best": self._execution.best}
         payload = self._pack({**load, **_model_load(prepared)})
-        settings = {"shards": self._serving, "num_replicas": len(self.buffer_arenas), "replica": EVALUATOR}
+        serving = list(prepared.layout.shards_of())
+        settings = {"shards": serving, "num_replicas": len(self.buffer_arenas), "replica": EVALUATOR}
         arenas = [arena.fd for arena in self.buffer_arenas]
-        fds = self._exchange(EVALUATOR, "evaluator", num_gradients=0)
+        fds = self._exchange(EVALUATOR, "evaluator", partition=EVERY_PARTITION, num_gradients=0)
         self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
 
     def _spawn(
@@ -159,18 +181,23 @@ class _Starting:
         self._attachments.append(("coordinator", attach, [far]))
         return [near]
 
-    def _exchange(self, replica: int, name: str, *, num_gradients: int) -> list[int]:
-        """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
+    def _exchange(self, replica: int, name: str, *, partition: int, num_gradients: int) -> list[int]:
+        """Make a connection and shared memory between a worker and each of its shards; return the worker's ends."""
         fds: list[int] = []
         if self._tcp is not None:
             return fds
-        for shard in self._serving:
-            plan = ExchangePlan(self._prepared.layout.slices_of(shard), num_gradients)
+        layout, own = self._prepared.layout, None if partition == EVERY_PARTITION else partition
+        for shard in layout.shards_of(own):
+            plan = ExchangePlan(layout.slices_of(shard, own), num_gradients)
             near, far = self._pair()
             arena = SharedArena.create(plan.num_bytes)
             self._made.append(arena)
             message = AttachWorker(
-                replica=replica, partition=0, incarnation=0, name=name, num_gradients=num_gradients
+                replica=replica,
+                partition=partition,
+                incarnation=0,
+                name=name,
+                num_gradients=num_gradients,
             )
             self._attachments.append((f"shard{shard}", message, [far, arena.fd]))
             fds += [near, arena.fd]

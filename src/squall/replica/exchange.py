@@ -353,7 +353,7 @@ def connect_shards(
     """Connect a worker with every shard that holds something.
 
     Args:
-        settings: "name"; "replica", its number; "shards"; "tcp": a mapping with "token" and "addresses" by role,
+        settings: "name"; "replica", its number; "partition", its own, if the model is cut; "shards"; "tcp": a mapping with "token" and "addresses" by role,
             or nothing for shared memory.
         fds: for shared memory, a connection and memory for each shard.
         num_gradients: sets of gradient vectors.
@@ -362,7 +362,7 @@ def connect_shards(
     told = settings.get("tcp")
     exchanges: dict[int, Exchange] = {}
     for index, shard in enumerate(settings["shards"]):
-        plan = ExchangePlan(layout.slices_of(shard), num_gradients)
+        plan = ExchangePlan(layout.slices_of(shard, settings.get("partition")), num_gradients)
         if told is None:
             ends = fds[2 * index : 2 * index + 2]
             exchanges[shard] = SharedExchange.from_fds(f"shard{shard}", ends, plan, writable=not is_reader)

@@ -27,6 +27,7 @@ from squall.partition.engine import Message, Worker, inputs_for
 from squall.partition.masks import Draw
 from squall.partition.program import Program
 from squall.partition.shares import own_share, split
+from squall.partition.slots import Slots, slots_between
 from squall.replica.accrual import BlockGradient, LocalSteps
 from squall.replica.compute import Task
 from squall.replica.downpour import Compute, Computed
@@ -112,12 +113,15 @@ class PartCompute:
         )
         self._programs: dict[int, Program] = {}
 
-    def program(self, position: int) -> Program:
-        """What is done for a microbatch of the minibatch at this position."""
-        examples = self._task.minibatches.size(position)
+    def program(self, examples: int) -> Program:
+        """What is done for a microbatch of a minibatch of so many examples."""
         if examples not in self._programs:
             self._programs[examples] = self._cut.program(examples)
         return self._programs[examples]
+
+    def slots(self, examples: int, peer: int) -> Slots:
+        """Where what this partition and another send each other lies, for a minibatch of so many examples."""
+        return slots_between(self.program(examples), self._cut.count(examples), self.partition, peer)
 
     def swap(self, buffer: int) -> None:
         """Take the parameters from this buffer from now on; between two minibatches only."""
@@ -143,8 +147,8 @@ class PartCompute:
         self._block.use(wish.buffer)
         for value, index in self._trained.items():
             self._worker.values[value] = self._parameters[index].detach()
-        program = self.program(wish.position)
         examples = self._task.minibatches.size(wish.position)
+        program = self.program(examples)
         count = self._cut.count(examples)
         self._weights = [1 / count] * count
         micros = self._inputs(wish, program, count)

@@ -20,6 +20,9 @@ from squall.wire.messages import (
     Released,
 )
 
+EVERY_PARTITION = -1
+"""In a `Worker`: one that fetches the slices of all partitions, and pushes nothing."""
+
 
 class Worker(Noun, frozen=True, kw_only=True):
     """The process that runs one partition of one replica, in its `incarnation`-th life."""
