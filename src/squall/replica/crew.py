@@ -20,7 +20,7 @@ from squall.errors import LostError, RemoteProtocolError
 from squall.model.buffers import BufferSpace
 from squall.model.exchange import ExchangeViews
 from squall.partition.engine import Message
-from squall.partition.slots import Key, Slots
+from squall.partition.slots import Key, Place, Slots
 from squall.replica.compute import Task
 from squall.replica.downpour import Compute, Computed
 from squall.replica.exchange import Exchange, Reply, Request, connect_shards
@@ -71,13 +71,11 @@ class Colleagues:
         self._name, self._part, self._task, self._launcher = settings["name"], part, task, launcher
         self._replica = settings["replica"]
         self.connections: dict[int, Connection] = {}
-        self._memory: dict[int, Tensor] = {}
+        self._memory: dict[int, SharedArena] = {}
         for index, (peer, num_bytes) in enumerate(settings["colleagues"].items()):
             connection = Connection.from_fd(fds[2 * index], self._name_of(int(peer)))
-            arena = SharedArena.attach(fds[2 * index + 1], num_bytes, writable=True)
             self.connections[int(peer)] = connection
-            self._memory[int(peer)] = arena.tensor(torch.uint8, 0, num_bytes)
-            arena.close()
+            self._memory[int(peer)] = SharedArena.attach(fds[2 * index + 1], num_bytes, writable=True)
         self._by_fd = {connection.fileno(): peer for peer, connection in self.connections.items()}
         self._others = others or {}
         self._poll = select.poll()
@@ -221,15 +219,14 @@ class Colleagues:
         self._launcher.send(Counted(links=tuple(links)))
 
 
-def _views(slots: Slots, memory: Tensor) -> dict[Key, tuple[Tensor, ...]]:
-    def view(start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        num_bytes = torch.Size(shape).numel() * dtype.itemsize
-        return memory[start : start + num_bytes].view(dtype).view(shape)
+def _views(slots: Slots, memory: SharedArena) -> dict[Key, tuple[Tensor, ...]]:
+    """A tensor of its own for each place: views of one would count each other's writes, and autograd object."""
 
-    return {
-        key: tuple(view(place.start, getattr(torch, place.dtype), place.shape) for place in places)
-        for key, places in slots.places.items()
-    }
+    def tensor(place: Place) -> Tensor:
+        numel = torch.Size(place.shape).numel()
+        return memory.tensor(getattr(torch, place.dtype), place.start, numel).view(place.shape)
+
+    return {key: tuple(map(tensor, places)) for key, places in slots.places.items()}
 
 
 class _Far:

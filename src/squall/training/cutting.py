@@ -5,6 +5,7 @@ from torch import nn
 from squall.data.minibatches import Minibatches
 from squall.errors import ConfigError
 from squall.model.capture import capture
+from squall.model.captured import Captured
 from squall.model.device import CPU, device_of
 from squall.model.objective import Objective
 from squall.model.randomness import random_state_kept
@@ -30,9 +31,7 @@ def cut_of(
     if job.partitions == 1 and job.microbatches == 1:
         return None
     _refuse_not_built(job, data_workers)
-    with random_state_kept():
-        batch, _ = minibatches.load(0, 0)
-    captured = capture(WithLoss(model, objective), (batch,))
+    captured = captured_for(model, objective, minibatches)
     plan = job.partitions
     if isinstance(plan, int):
         make = planner.vertical if job.microbatches == 1 else planner.horizontal
@@ -43,6 +42,13 @@ def cut_of(
     if job.microbatches > 1:
         refuse_coupled(captured.graph, cut.loss)
     return cut
+
+
+def captured_for(model: nn.Module, objective: Objective, minibatches: Minibatches) -> Captured:
+    """The training graph of a model: a minibatch in, its mean loss out. Plans of a job are plans of this graph."""
+    with random_state_kept():
+        batch, _ = minibatches.load(0, 0)
+    return capture(WithLoss(model, objective), (batch,))
 
 
 def _refuse_not_built(job: Job, data_workers: int) -> None:
