@@ -17,11 +17,11 @@ class CrewMemory:
 
     def __init__(self, prepared: Prepared) -> None:
         assert prepared.cut is not None
+        sizes = edge_bytes(prepared)
         self._buffers = SharedArena.create(prepared.buffers.arena_bytes)
         self._partitions = prepared.cut.partitions
         self._ends: dict[tuple[int, int], Channel] = {}  # by whose end it is, and to whom
         self._arenas: dict[tuple[int, int], SharedArena] = {}
-        sizes = edge_bytes(prepared)
         for one, other in combinations(range(self._partitions), 2):
             self._ends[one, other], self._ends[other, one] = Channel.pair()
             arena = SharedArena.create(sizes[one, other])

@@ -110,14 +110,14 @@ class _Starting:
     def replicas(self) -> None:
         prepared = self._prepared
         model = _model_load(prepared)
+        crews = [self._crew() for _ in range(prepared.job.replicas)]  # compiles what all workers then have
         task = prepared.task(model.pop("model", None))
         payload = self._pack({"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model})
         replicas = range(prepared.job.replicas)
         settings = {"threads": prepared.threads, "num_replicas": len(replicas)}
         self.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
         left = [arena.fd for arena in self.buffer_arenas]
-        for replica in replicas:
-            crew = self._crew()
+        for replica, crew in zip(replicas, crews, strict=True):
             for partition in range(prepared.job.num_partitions):
                 name = f"replica{replica}.{partition}"
                 own = settings | {"replica": replica, "shards": self._serving_of(partition)}

@@ -1,7 +1,7 @@
 """One model as a run cuts it: its training graph, a plan, and how many microbatches a minibatch is computed in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class Cut:
     captured: Captured
     plan: Plan
     microbatches: int = 1
+    _programs: dict[int, Program] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def partitions(self) -> int:
@@ -70,8 +71,11 @@ class Cut:
         return next(count for count in range(self.microbatches, 0, -1) if examples % count == 0)
 
     def program(self, examples: int) -> Program:
-        """What every partition does for one of the microbatches of so many examples."""
-        return program_of(self.captured.graph, self.plan, examples // self.count(examples), self.loss)
+        """What every partition does for one of the microbatches of so many examples; made once."""
+        if examples not in self._programs:
+            size = examples // self.count(examples)
+            self._programs[examples] = program_of(self.captured.graph, self.plan, size, self.loss)
+        return self._programs[examples]
 
     def name_of(self, value: int) -> str:
         """The name in the user's model of a parameter or buffer of the graph."""

@@ -111,17 +111,10 @@ class PartCompute:
             opaques=self._cut.captured.opaques,
             model=model,
         )
-        self._programs: dict[int, Program] = {}
-
-    def program(self, examples: int) -> Program:
-        """What is done for a microbatch of a minibatch of so many examples."""
-        if examples not in self._programs:
-            self._programs[examples] = self._cut.program(examples)
-        return self._programs[examples]
 
     def slots(self, examples: int, peer: int) -> Slots:
         """Where what this partition and another send each other lies, for a minibatch of so many examples."""
-        return slots_between(self.program(examples), self._cut.count(examples), self.partition, peer)
+        return slots_between(self._cut.program(examples), self._cut.count(examples), self.partition, peer)
 
     def swap(self, buffer: int) -> None:
         """Take the parameters from this buffer from now on; between two minibatches only."""
@@ -148,7 +141,7 @@ class PartCompute:
         for value, index in self._trained.items():
             self._worker.values[value] = self._parameters[index].detach()
         examples = self._task.minibatches.size(wish.position)
-        program = self.program(examples)
+        program = self._cut.program(examples)
         count = self._cut.count(examples)
         self._weights = [1 / count] * count
         micros = self._inputs(wish, program, count)

@@ -187,9 +187,10 @@ class ReplicaRunner:
         )
         self._events: deque[SessionEvent] = deque()
         self._outbox = Outbox(self._coordinator)
-        self._by_fd: dict[int, list[tuple[int, int]]] = {}
-        for line, exchange in self._shards.items():
-            self._by_fd.setdefault(exchange.fileno(), []).append(line)
+        self._by_fd = {exchange.fileno(): [(0, shard)] for shard, exchange in own.items()}
+        if self._lead is not None:  # which takes what all of the others have said, whoever of them is heard
+            far = list(self._lead.exchanges)
+            self._by_fd |= {self._shards[line].fileno(): far for line in far}
         self._poll = select.poll()
         for fd in (*self._by_fd, self._coordinator.fileno()):
             self._poll.register(fd, select.POLLIN)
