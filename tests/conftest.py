@@ -4,8 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from squall.cluster.local import Local
+
+# How fast a busy machine draws examples says nothing about what is tested.
+settings.register_profile("squall", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("squall")
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +28,12 @@ def local_tcp(local: Local) -> Local:
 
 def over_tcp(local: Local, **settings: Any) -> Local:
     """Another cluster that forks its roles from the same warm process, and connects them over TCP."""
+    return beside(local, transport="tcp", **settings)
+
+
+def beside(local: Local, **settings: Any) -> Local:
+    """Another cluster that forks its roles from the same warm process."""
     local.warm_up()
-    cluster = Local(transport="tcp", **settings)
+    cluster = Local(**settings)
     cluster._zygote, cluster._is_kept = local._zygote, True
     return cluster

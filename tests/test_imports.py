@@ -14,12 +14,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "squall"
 
-GROUND = {"errors", "nouns", "slices", "blocks", "machines", "observe"}
+GROUND = {"errors", "faults", "nouns", "slices", "blocks", "machines", "observe"}
 _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
 _TRAINING_MAY = _ROLES_MAY | {"partition", "shard", "replica", "coordinator"}
 _CLUSTER_MAY = _TRAINING_MAY | {"training", "loop"}
+# `squall plan` makes and draws a plan.
+_CLI_MAY = _CLUSTER_MAY | {"cluster", "partition"}
 
 # Room -> the rooms that it may import. A room may always import itself. Ground floor first.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -28,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nouns": set(),
     "blocks": {"errors", "nouns", "slices"},
     "machines": {"errors"},
+    "faults": {"errors"},
     "schedules": {"errors"},
     "observe": {"errors", "nouns", "slices", "blocks"},
     "model": GROUND,
@@ -43,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "loop": _ROLES_MAY | {"replica"},
     "training": _TRAINING_MAY,
     "cluster": _CLUSTER_MAY,
-    "cli": _CLUSTER_MAY | {"cluster"},
+    "cli": _CLI_MAY,
 }
 # Above all rooms: they put the parts together for a user, or use Squall as one.
 ROOF = {"__init__", "__main__", "api", "bench", "doctor", "recipes"}
@@ -60,7 +63,8 @@ LOOKED_UP = {
 
 DECIDERS = {
     "blocks.py",
-    "cluster/faults.py",
+    "faults.py",
+    "cluster/restarts.py",
     "coordinator/events.py",
     "coordinator/gate.py",
     "coordinator/hold.py",
@@ -71,9 +75,14 @@ DECIDERS = {
     "partition/agenda.py",
     "partition/calls.py",
     "partition/compiler.py",
+    "partition/cost.py",
     "partition/coupling.py",
+    "partition/drawing.py",
     "partition/indices.py",
+    "partition/model_plan.py",
+    "partition/picture.py",
     "partition/plan.py",
+    "partition/predict.py",
     "partition/program.py",
     "partition/regions.py",
     "partition/traffic.py",

@@ -30,9 +30,13 @@ _PUBLIC = {
     "Local": "squall.cluster.local",
     "Simulated": "squall.cluster.simulated",
     "Link": "squall.cluster.world",
+    "Restarts": "squall.cluster.restarts",
     "TensorBoard": "squall.observe.loggers",
     "Source": "squall.data.source",
     "opaque": "squall.model.opaque",
+    "plan": "squall.partition.planning",
+    "Plan": "squall.partition.model_plan",
+    "Machine": "squall.partition.cost",
     "Progress": "squall.observe.events",
     "Evaluated": "squall.observe.events",
     "Joined": "squall.observe.events",
@@ -40,6 +44,7 @@ _PUBLIC = {
     "Redone": "squall.observe.events",
     "Refused": "squall.observe.events",
     "Checkpointed": "squall.observe.events",
+    "Disturbed": "squall.observe.events",
     "Ended": "squall.observe.events",
     "SquallError": "squall.errors",
     "ConfigError": "squall.errors",
@@ -50,6 +55,7 @@ _PUBLIC = {
     "UserCodeError": "squall.errors",
     "DivergedError": "squall.errors",
     "LostError": "squall.errors",
+    "NoReplicaError": "squall.errors",
     "CorruptError": "squall.errors",
 }
 _MODULES = ("data", "errors", "schedules")
@@ -65,6 +71,7 @@ if TYPE_CHECKING:
     from squall.api import start as start
     from squall.cluster.in_process import InProcess as InProcess
     from squall.cluster.local import Local as Local
+    from squall.cluster.restarts import Restarts as Restarts
     from squall.cluster.servers import Servers as Servers
     from squall.cluster.servers import serve as serve
     from squall.cluster.simulated import Simulated as Simulated
@@ -76,6 +83,7 @@ if TYPE_CHECKING:
     from squall.errors import DivergedError as DivergedError
     from squall.errors import LostError as LostError
     from squall.errors import ModelError as ModelError
+    from squall.errors import NoReplicaError as NoReplicaError
     from squall.errors import RunError as RunError
     from squall.errors import RunExistsError as RunExistsError
     from squall.errors import SquallError as SquallError
@@ -83,6 +91,7 @@ if TYPE_CHECKING:
     from squall.loop.optimizer import DownpourOptimizer as DownpourOptimizer
     from squall.model.opaque import opaque as opaque
     from squall.observe.events import Checkpointed as Checkpointed
+    from squall.observe.events import Disturbed as Disturbed
     from squall.observe.events import Ended as Ended
     from squall.observe.events import Evaluated as Evaluated
     from squall.observe.events import Joined as Joined
@@ -91,6 +100,9 @@ if TYPE_CHECKING:
     from squall.observe.events import Redone as Redone
     from squall.observe.events import Refused as Refused
     from squall.observe.loggers import TensorBoard as TensorBoard
+    from squall.partition.cost import Machine as Machine
+    from squall.partition.model_plan import Plan as Plan
+    from squall.partition.planning import plan as plan
     from squall.rules.adagrad import Adagrad as Adagrad
     from squall.rules.adam import Adam as Adam
     from squall.rules.adam import AdamW as AdamW

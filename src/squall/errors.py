@@ -9,6 +9,7 @@ SquallError
 |  |- UserCodeError       the user's own code raised; carries role, step and the user's line
 |  |- DivergedError       gradients or parameters stopped being finite
 |  `- LostError           roles that the run cannot do without are gone
+|     `- NoReplicaError   every replica is gone for good; what they did is kept, and the run can be resumed
 |- CorruptError           a file of a run directory is torn, foreign or altered          (never loaded)
 `- ProtocolError
    |- LocalProtocolError  we were about to break the protocol                            (a bug in this process)
@@ -129,6 +130,10 @@ class DivergedError(RunError):
 
 class LostError(RunError):
     """Roles that the run cannot do without are gone."""
+
+
+class NoReplicaError(LostError):
+    """Every replica is gone for good; the shards have stored what was done, so that the run can be resumed."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

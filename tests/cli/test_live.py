@@ -17,6 +17,7 @@ from squall.blocks import Block
 from squall.cli.live import LINE_EVERY_S, Board, LiveView
 from squall.observe.events import (
     Checkpointed,
+    Disturbed,
     Ended,
     Evaluated,
     Event,
@@ -53,6 +54,10 @@ NEWS: list[tuple[Event, str]] = [
     (
         Checkpointed(time_s=9.0, path="runs/demo-1/checkpoints/2000", minibatches=2000),
         "   9.0 s  checkpoint after 2,000 minibatches: runs/demo-1/checkpoints/2000",
+    ),
+    (
+        Disturbed(time_s=9.5, role="shard0", what="stop", fault="pause:shard,3s@t=9"),
+        "   9.5 s  chaos, pause:shard,3s@t=9: stops shard0",
     ),
     (
         Ended(

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from squall.blocks import BlockSet
-from squall.cluster.faults import Fault, parse
 from squall.cluster.modelled import ModelledArithmetic
 from squall.cluster.world import Link, Links, NoEndError, Outside, Pace, World
 from squall.coordinator.events import Ended, Stop
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.members import Patience
 from squall.coordinator.work import WorkPlan
+from squall.faults import Fault, parse
 from squall.machines import Machine, key_of
 from squall.replica.downpour import DownpourLoop, downpour
 from squall.shard.books import SliceBook

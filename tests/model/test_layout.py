@@ -67,7 +67,7 @@ spaces = st.lists(
 ).map(lambda pairs: space_of(*pairs))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(space=spaces, num_shards=st.integers(1, 20))
 def test_every_element_is_in_one_segment_at_its_place(space: ParameterSpace, num_shards: int) -> None:
     layout = Layout.balanced(space, num_shards)
@@ -76,7 +76,7 @@ def test_every_element_is_in_one_segment_at_its_place(space: ParameterSpace, num
         assert (from_segments(layout, dtype) == dense(space, dtype)).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(space=spaces, num_shards=st.integers(1, 20))
 def test_shards_are_balanced_and_hold_one_contiguous_range(space: ParameterSpace, num_shards: int) -> None:
     layout = Layout.balanced(space, num_shards)

@@ -14,6 +14,7 @@ import pytest
 from squall.blocks import Block
 from squall.observe.events import (
     Checkpointed,
+    Disturbed,
     Ended,
     Evaluated,
     Event,
@@ -40,7 +41,8 @@ EVENTS: list[Event] = [
     ),
     Evaluated(time_s=1.0, epoch=0, minibatches=3, metrics={"test_loss": 0.5}, versions=(3, 4)),
     Joined(time_s=1.0, role="replica0.0", incarnation=1),
-    Left(time_s=1.0, role="replica0.0", why="killed by signal 9"),
+    Left(time_s=1.0, role="replica0.0", why="killed by signal 9", incarnation=2),
+    Disturbed(time_s=1.5, role="replica0", what="kill", fault="kill:replica0@t=1"),
     Redone(time_s=1.0, block=BLOCK, attempt=2, replica=1, why="replica 0 was lost"),
     Refused(time_s=1.0, block=BLOCK, why="not finite"),
     Checkpointed(time_s=1.0, path="checkpoints/3", minibatches=3),
@@ -62,7 +64,7 @@ def test_a_record_is_strict_json_with_the_class_and_every_field(event: Event) ->
 
 
 def test_records_within_a_record_are_plain_too() -> None:
-    progress, redone = as_record(EVENTS[0]), as_record(EVENTS[4])
+    progress, redone = as_record(EVENTS[0]), as_record(EVENTS[5])
 
     assert progress["links"] == [{"sender": "replica0.0", "receiver": "shard0", "bytes_per_second": 5.0}]
     assert progress["roles"] == [{"name": "replica0.0", "state": "working", "minibatches": 3}]

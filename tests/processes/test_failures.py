@@ -12,6 +12,7 @@ import squall
 from squall.cluster.local import Local
 from squall.observe.events import Event, Left, Progress, Redone
 from squall.training.fit import Handle
+from tests.conftest import beside
 from tests.processes.helpers import applied_counts, data, is_alive, job, kill, network, processes
 
 pytestmark = pytest.mark.processes
@@ -77,13 +78,13 @@ def test_a_replica_that_stays_paused_does_not_hold_the_run_up(local: Local, tmp_
 
 def test_when_every_replica_is_gone_the_run_says_so_and_can_be_resumed(local: Local, tmp_path: Path) -> None:
     settings = {"replicas": 2, "epochs": 100, "out": tmp_path / "run"}
-    handle = squall.start(job(local, **settings))
+    handle = squall.start(job(beside(local, restarts=None), **settings))
     follow(handle, 100)
     for name, pid in processes(tmp_path / "run").items():
         if name.startswith("replica"):
             kill(pid, signal.SIGKILL)
 
-    with pytest.raises(squall.LostError, match=r"no replica is left: replica\d.0 was killed by SIGKILL"):
+    with pytest.raises(squall.NoReplicaError, match=r"no replica is left: replica\d.0 was killed by SIGKILL"):
         handle.result(20)
 
     run = squall.fit(job(local, **settings), resume=True)

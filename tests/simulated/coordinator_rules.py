@@ -368,7 +368,8 @@ class CoordinatorRules:
         if self.state == "starting":
             self.gone_early.add(replica.number)
         self._give_back(replica, f"{replica.name}: {why}")
-        self.out.append(Report(event=events.Left(time_s=now, role=replica.name, why=why)))
+        left = events.Left(time_s=now, role=replica.name, why=why, incarnation=replica.incarnation)
+        self.out.append(Report(event=left))
 
     def _give_back(self, replica: _Replica, why: str) -> None:
         for block in replica.held:

@@ -6,9 +6,9 @@ Each takes a variant, a number that shifts its times and seeds a little, so that
 from collections.abc import Callable
 
 from squall.blocks import Block
-from squall.cluster.faults import AtStep, AtTime, Cut, Delay, Drop, Duplicate, Kill, Pause
 from squall.cluster.world import Link, Links, Outside, Pace
 from squall.coordinator.events import Checkpoint, Copied, FromReplica, FromShard, Joined, Lost, Stop
+from squall.faults import AtStep, AtTime, Cut, Delay, Drop, Duplicate, Kill, Pause
 from squall.replica import session
 from squall.shard.events import Attach, Close, FromCoordinator, FromWorker, Save, Worker
 from squall.wire.messages import Ask, Diverged, Fetch, Goodbye, Held, Hold, Recall, Release, Released

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from squall.blocks import Block, Outcome
-from squall.cluster.faults import Kill
 from squall.coordinator.events import Closed, Cut, Diverging, Ended, Report
+from squall.faults import Kill
 from squall.observe.events import Redone, Refused
 from squall.shard.books import SliceBook
 from squall.shard.events import Record

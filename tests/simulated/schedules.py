@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from squall.blocks import Block, BlockSet
-from squall.cluster.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
 from squall.cluster.modelled import ModelledArithmetic
 from squall.cluster.world import Outside, Pace, Watch, World
 from squall.coordinator.events import Checkpoint
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.members import Patience
 from squall.coordinator.work import Rhythm, WorkPlan
+from squall.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
 from squall.machines import Machine
 from squall.replica.downpour import Compute, DownpourLoop, downpour
 from squall.shard.books import SliceBook

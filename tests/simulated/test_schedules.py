@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from squall.blocks import Block
-from squall.cluster.faults import AtTime, Cut, Delay, Drop, Duplicate, Kill, Pause
 from squall.cluster.world import Pace
+from squall.faults import AtTime, Cut, Delay, Drop, Duplicate, Kill, Pause
 from tests.simulated import facts, schedules, suite
 from tests.simulated.directed import DIRECTED
 from tests.simulated.schedules import Schedule, random_schedule, run

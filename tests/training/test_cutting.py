@@ -15,13 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import squall
-from squall.data.minibatches import Minibatches
-from squall.data.source import as_source
 from squall.errors import ConfigError
-from squall.model.captured import Captured
-from squall.model.objective import Objective
+from squall.model.capture import capture
 from squall.partition import planner
-from squall.training.cutting import captured_for
 
 torch.set_num_threads(1)
 BATCH, NUM_EXAMPLES, STEPS, SEED, RATE = 8, 60, 20, 3, 0.05  # a short last minibatch of 4
@@ -100,10 +96,10 @@ def job(
     return squall.Job(model, data(), strategy=downpour, **(usual | settings))
 
 
-def graph_of(model: nn.Module) -> Captured:
-    loading = as_source(data(), BATCH)
-    minibatches = Minibatches(loading.source, BATCH, seed=SEED)
-    return captured_for(model, Objective(loss="cross_entropy", step=None), minibatches)
+def random_plan(model: nn.Module, partitions: int, seed: int) -> squall.Plan:
+    """A plan of the model alone, in training, by names: every value is cut in a way of its own."""
+    graph = capture(model, (data()[0][:4],)).graph
+    return squall.Plan.of(graph, planner.random(graph, partitions, seed), how="random")
 
 
 def furthest(run: squall.Run, model: nn.Module) -> float:
@@ -155,18 +151,16 @@ def test_microbatches_leave_the_gradient_as_it_is(settings: dict[str, Any]) -> N
     assert furthest(squall.fit(job(model, **settings)), plain(model)[0]) < 1e-8
 
 
-def test_a_plan_of_the_training_graph_is_followed() -> None:
+def test_any_plan_of_the_model_is_followed() -> None:
     model = network()
-    plan = planner.random(graph_of(model).graph, 3, seed=5)
-    run = squall.fit(job(model, partitions=plan))
+    run = squall.fit(job(model, partitions=random_plan(model, 3, seed=5)))
     assert furthest(run, plain(model)[0]) < 1e-8
     assert set(run.ledger()["partition"].tolist()) == {0, 1, 2}
 
 
 def test_masks_of_dropout_do_not_depend_on_the_cut() -> None:
     model = network(dropout=0.5)
-    graph = graph_of(model).graph
-    plans = [planner.vertical(graph, 1), planner.random(graph, 3, seed=1)]
+    plans = [squall.plan(model, data()[0][:4], partitions=1, how="vertical"), random_plan(model, 3, seed=1)]
     one, three = (squall.fit(job(model, partitions=plan, steps=6)).state_dict() for plan in plans)
     assert max((one[name] - three[name]).abs().max() for name in one) < 1e-12
     undropped = plain(network(), steps=6)[0].state_dict()

@@ -90,3 +90,30 @@ def test_the_newest_two_whole_ones_are_kept_and_a_damaged_one_does_not_count(
             left = sorted(path.name for path in tmp_path.iterdir())
             assert left == ["000002", "000003", "000004"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000005", "000006"]
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_as_many_whole_ones_are_kept_as_the_job_says(kept: int, tmp_path: Path) -> None:
+    data = torch.randn(40, 3), torch.zeros(40, dtype=torch.int64)
+    job = squall.Job(
+        torch.nn.Linear(3, 2), data, shards=2, batch_size=4, keep_checkpoints=kept, progress=False
+    )
+    keeper = CheckpointKeeper(tmp_path, prepare(job))
+    for _ in range(5):
+        name = keeper.new_name()
+        store(keeper, tmp_path, name)
+        before = {path.name for path in tmp_path.iterdir()}
+        keeper.reached(name, [], {}, 1.0)
+        assert {
+            path.name for path in tmp_path.iterdir()
+        } == before  # nothing goes before the new one is whole
+        keeper.seal()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["000001", "000002", "000003", "000004", "000005"][-kept:]
+
+
+def test_at_least_one_is_kept() -> None:
+    with pytest.raises(
+        squall.ConfigError, match=r"Job\(keep_checkpoints=\): expected a whole number of at least 1"
+    ):
+        squall.Job(torch.nn.Linear(3, 2), None, keep_checkpoints=0)

@@ -30,7 +30,7 @@ def send_often(channel: StreamChannel, message: bytes) -> None:
     bodies=st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5),
     cuts=st.lists(st.integers(1, 200)),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_messages_come_whole_and_in_order_however_the_bytes_are_cut(
     bodies: list[bytes], cuts: list[int]
 ) -> None:

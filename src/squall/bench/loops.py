@@ -7,6 +7,7 @@ fused Adagrad, the fastest that there is.
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from squall.bench.nets import Net
 from squall.bench.workers import meet
+from squall.data import order
 from squall.rules.apply import CHUNK
 
 LEARNING_RATE = 0.01
@@ -108,12 +110,14 @@ def _copy_and_check(target: list[Tensor], source: list[Tensor]) -> None:
 
 
 def _batches(net: Net, batch_size: int, *, first: int = 0, every: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-    """Minibatches for ever, cut out of memory in order, which costs nothing."""
+    """Minibatches for ever: those of Squall, shuffled anew every epoch, out of memory with one call."""
     x, y = net.data()
     starts = range(first * batch_size, len(x) - batch_size + 1, every * batch_size)
-    while True:
+    for epoch in count():
+        shuffled = torch.from_numpy(order(len(x), 0, epoch))
         for start in starts:
-            yield x[start : start + batch_size], y[start : start + batch_size]
+            chosen = shuffled[start : start + batch_size]
+            yield x.index_select(0, chosen), y.index_select(0, chosen)
 
 
 def _rate_of(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], settings: dict[str, Any]) -> float:

@@ -14,7 +14,7 @@ from squall.cli.outcome import outcome
 app = typer.Typer(
     name="squall",
     help="Train one PyTorch model on machines that you cannot trust to be fast, equal, connected or alive.",
-    epilog="Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 130 and 143 on SIGINT and SIGTERM.",
+    epilog="Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 3 no replica is left, 130 and 143 on SIGINT and SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     # Plain words: they wrap, they can be searched, and they need no further import.
@@ -56,13 +56,20 @@ def train(
             "Without it: a temporary one, which the summary names."
         ),
     ] = None,
+    chaos: Annotated[
+        str,
+        typer.Option(
+            metavar="FAULTS",
+            help="What is to go wrong, as in --chaos 'kill:replica@p=0.01; pause:shard0,2s@t=5' (docs/chaos.md).",
+        ),
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Train what a recipe says."""
     with outcome():
         from squall.cli import training
 
-        training.train(recipe, settings or [], out, as_json=as_json)
+        training.train(recipe, settings or [], out, chaos=chaos, as_json=as_json)
 
 
 @app.command()
@@ -72,6 +79,38 @@ def resume(path: RunArgument, as_json: JsonOption = False) -> None:
         from squall.cli import training
 
         training.resume(path, as_json=as_json)
+
+
+@app.command()
+def plan(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE[:FUNCTION]", help="A recipe's name, as in `digits`, or a Python file with one."
+        ),
+    ],
+    partitions: Annotated[int, typer.Option(help="Over how many partitions a replica is cut.", min=1)] = 2,
+    how: Annotated[
+        str,
+        typer.Option(
+            help="auto, vertical (through layers), horizontal (between them), or team sizes as in 1,3."
+        ),
+    ] = "auto",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change the recipe's job, as for train."),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the plan into this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the plan in this file, for squall.Plan.load.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Cut a recipe's model over partitions, and say who holds what, what crosses, and what a step will take."""
+    with outcome():
+        from squall.cli import plans
+
+        plans.plan(recipe, settings or [], partitions, how, svg=svg, out=out, as_json=as_json)
 
 
 @app.command()
@@ -148,6 +187,21 @@ def _replayed(path: Path) -> dict[str, float]:
     from squall.cli.replay import replay
 
     return replay(path)
+
+
+@app.command()
+def explain(path: RunArgument, as_json: JsonOption = False) -> None:
+    """Say what became of a run: who died when and why, what was kept, redone and lost, and the one cause."""
+    with outcome():
+        from squall.cli import explain as explaining
+        from squall.cli import runs
+
+        story = explaining.explain(path)
+        if as_json:
+            typer.echo(runs.as_json(explaining.as_dict(story), path))
+            return
+        for line in explaining.lines(story, path):
+            typer.echo(line)
 
 
 @app.command()

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from squall.observe.events import (
     Checkpointed,
+    Disturbed,
     Ended,
     Evaluated,
     Event,
@@ -180,6 +181,8 @@ class Board:
                 return f"refused: {event.block}: {event.why}"
             case Checkpointed():
                 return f"checkpoint after {event.minibatches:,} minibatches: {event.path}"
+            case Disturbed():
+                return f"chaos, {event.fault}: {_STRIKES[event.what]} {event.role}"
             case Ended():
                 # Not the error: whoever the run raises it to shows it, once.
                 return f"ended: {event.why}"
@@ -258,6 +261,9 @@ class Board:
             ("blocks", f"{self._num_redone:,} redone, {self._num_refused:,} refused"),
         ]
         return [(name, content) for name, content in rows if content]
+
+
+_STRIKES = {"kill": "kills", "stop": "stops", "go on": "lets go of"}
 
 
 def _done_words(progress: Progress) -> str:

@@ -4,6 +4,7 @@
 0          done
 1          the run failed, or what it left is damaged
 2          the request was wrong; nothing was trained
+3          every replica is gone for good; what they did is kept, and `squall resume` goes on from there
 130, 143   ended by SIGINT (Ctrl-C) or SIGTERM, after a clean end that leaves a run which resumes
 =========  =====================================================================================
 """
@@ -15,9 +16,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from squall.errors import ConfigError, SquallError, UserCodeError
+from squall.errors import ConfigError, NoReplicaError, SquallError, UserCodeError
 
-FAILED, WRONG_REQUEST = 1, 2
+FAILED, WRONG_REQUEST, ALONE = 1, 2, 3
 
 
 @contextmanager
@@ -36,11 +37,21 @@ def outcome() -> Iterator[None]:
         raise SystemExit(FAILED) from None
     except SquallError as error:
         say(error)
-        raise SystemExit(WRONG_REQUEST if isinstance(error, ConfigError) else FAILED) from None
+        raise SystemExit(_code_of(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _code_of(error: SquallError) -> int:
+    match error:
+        case ConfigError():
+            return WRONG_REQUEST
+        case NoReplicaError():
+            return ALONE
+        case _:
+            return FAILED
 
 
 def say(error: SquallError) -> None:

@@ -16,6 +16,7 @@ from squall.cli.outcome import WRONG_REQUEST, say
 from squall.cli.summary import closing_summary
 from squall.cluster.local import Local
 from squall.errors import ConfigError, SquallError, UserCodeError
+from squall.faults import faults_of
 from squall.observe.files import next_numbered
 from squall.training.directory import RunDirectory
 
@@ -28,27 +29,30 @@ NUMBERED = "-N"
 FINISHED = ("steps", "epochs", "time")
 
 
-def train(request: str, settings: Sequence[str], out: Path | None, *, as_json: bool) -> None:
+def train(request: str, settings: Sequence[str], out: Path | None, *, chaos: str = "", as_json: bool) -> None:
     """Train what a recipe says.
 
     Args:
         request: ``NAME``, ``FILE.py`` or either with ``:FUNCTION``.
         settings: ``"strategy.n_push=5"`` and the like.
         out: the run directory; ``parent/name-N`` means the next free number; None: a new temporary one.
+        chaos: what is to go wrong, beside what the recipe says.
         as_json: end standard output with the figures as one JSON object.
 
     Raises:
         ConfigError, RunError, KeyboardInterrupt: as `squall.fit`.
     """
-    pairs = [_pair(text) for text in settings]
+    pairs = [setting_of(text) for text in settings]
+    faults = faults_of(chaos, "--chaos")
     # Before anything that imports torch: the process that roles are forked from imports it at the same time.
     with Local() as cluster:
         with _quick_imports(cluster):
             import squall.api  # noqa: F401  used below, by name
             from squall.training.recipe import find
-        job = _made(lambda: find(request, pairs), request)
+        job = made_by(lambda: find(request, pairs), request)
         with _Directory(out or job.directory) as path:
-            carry_out(replace(job, out=path), cluster, resume=False, as_json=as_json)
+            job = replace(job, out=path, chaos=(*job.faults, *faults))
+            carry_out(job, cluster, resume=False, as_json=as_json)
 
 
 def resume(path: Path, *, as_json: bool) -> None:
@@ -69,7 +73,7 @@ def resume(path: Path, *, as_json: bool) -> None:
     with Local() as cluster:
         with _quick_imports(cluster):
             from squall.training.recipe import job_of
-        job = _made(lambda: job_of(told), told["name"])
+        job = made_by(lambda: job_of(told), told["name"])
         carry_out(replace(job, out=path), cluster, resume=True, as_json=as_json)
 
 
@@ -128,7 +132,8 @@ def _quick_imports(cluster: Local) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _pair(setting: str) -> tuple[str, str]:
+def setting_of(setting: str) -> tuple[str, str]:
+    """The name and the value of ``NAME=VALUE``."""
     name, sign, value = setting.partition("=")
     if not (name and sign):
         raise ConfigError(
@@ -139,7 +144,7 @@ def _pair(setting: str) -> tuple[str, str]:
     return name, value
 
 
-def _made(make: "Callable[[], Job]", request: str) -> "Job":
+def made_by(make: "Callable[[], Job]", request: str) -> "Job":
     """The recipe's job; an exception in the user's file is shown with its traceback, and was a wrong request."""
     try:
         return make()

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from squall.cluster.one_thread import OneThread, threads_set
 from squall.cluster.world import Pace
+from squall.errors import ConfigError
 from squall.model.randomness import random_state_kept
 from squall.training.execution import Ending, Execution
 
@@ -27,5 +28,12 @@ class InProcess:
     is_modelled: ClassVar[bool] = False
 
     def run(self, execution: Execution) -> Ending:
+        if execution.prepared.job.faults:
+            raise ConfigError(
+                subject="Job(chaos=) under squall.InProcess",
+                expected="roles that can be late or die",
+                got="one thread in which they take turns",
+                remedy="Use squall.Simulated(...), or squall.Local() for real processes.",
+            )
         with random_state_kept(), threads_set(execution.prepared.threads):
             return OneThread(execution, pace=TURNS, seed=execution.prepared.job.seed).run()

@@ -12,11 +12,23 @@ from typing import Any
 from torch import Tensor
 
 from squall.blocks import BlockSet
-from squall.cluster.roster import RoleProcess, Roster, in_words
-from squall.cluster.starting import start_roles
+from squall.cluster.exits import in_words, is_death
+from squall.cluster.restarts import NEVER, RestartBook, Restarts
+from squall.cluster.roster import RoleProcess, Roster
+from squall.cluster.starting import Started, start_roles
 from squall.cluster.tcp import TcpPlan
+from squall.cluster.upsets import Upsets
 from squall.cluster.zygote import Exit, Zygote
-from squall.errors import DivergedError, LostError, RemoteProtocolError, RunError, SquallError, UserCodeError
+from squall.coordinator.events import PROCESS_GONE
+from squall.errors import (
+    DivergedError,
+    LostError,
+    NoReplicaError,
+    RemoteProtocolError,
+    RunError,
+    SquallError,
+    UserCodeError,
+)
 from squall.observe.events import Evaluated, Event, Joined, Left, Link, Redone, Refused
 from squall.training.execution import Ending, Execution, TrafficCount
 from squall.wire.control import (
@@ -39,7 +51,6 @@ from squall.wire.control import (
     TakeCheckpoint,
     Waiting,
 )
-from squall.wire.memory import SharedArena
 
 POLL_S = 0.05
 LEAVE_S = 5.0
@@ -57,8 +68,9 @@ class Heard:
         is_fatal: there is nothing left that could be saved.
         waits: who waits for whom, in words.
         is_evaluating: the evaluator is busy, or gone.
-        ends: how replicas ended, in words.
-        lost: roles that were told to be gone.
+        ends: by replica, how it ended the last time, in words.
+        lost: roles, with the incarnation, that were told to be gone.
+        joined: by replica, the newest incarnation that has joined.
         counts: by role, what passed its connections.
         refused: by role, how many connections it refused.
     """
@@ -69,8 +81,9 @@ class Heard:
     is_fatal: bool = False
     waits: tuple[str, ...] = ()
     is_evaluating: bool = False
-    ends: list[str] = field(default_factory=list)
-    lost: set[str] = field(default_factory=set)
+    ends: dict[str, str] = field(default_factory=dict)
+    lost: set[tuple[str, int]] = field(default_factory=set)
+    joined: dict[str, int] = field(default_factory=dict)
     counts: dict[str, tuple[LinkCount, ...]] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
 
@@ -80,9 +93,20 @@ class Heard:
 
 
 class Launch:
-    """Carries out one `Execution` with the roles of one `Roster`; over TCP, if a plan for that is given."""
+    """Carries out one `Execution` with the roles of one `Roster`.
 
-    def __init__(self, execution: Execution, zygote: Zygote, tcp: TcpPlan | None = None) -> None:
+    Args:
+        tcp: how roles connect; None: by shared memory.
+        restarts: of replicas that die.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        zygote: Zygote,
+        tcp: TcpPlan | None = None,
+        restarts: Restarts = NEVER,
+    ) -> None:
         self._execution = execution
         self._tcp = tcp
         self._recorder = execution.recorder
@@ -91,51 +115,79 @@ class Launch:
         self._rates = Rates()
         self._checkpoints = execution.checkpoints
         self._last = ""  # the name of the last checkpoint
-        self._buffer_arenas: list[SharedArena] = []
+        self._started: Started | None = None
+        self._restarts = RestartBook(restarts)
+        self._upsets = Upsets((), 0, self._roster, self._recorder)  # until the roles are there
         self._buffer_memories: list[Tensor] = []
         self._is_stopping = False
         self._alone_since: float | None = None
 
     def run(self) -> Ending:
         try:
-            self._buffer_arenas = start_roles(self._execution, self._roster, self._tcp)
-            space = self._execution.prepared.buffers
-            self._buffer_memories = [space.memory(arena) for arena in self._buffer_arenas]
-            directory = self._execution.directory
-            directory.write_json(directory.processes, self._roster.describe())
+            self._started = start_roles(self._execution, self._roster, self._tcp)
+            self._buffer_memories = self._started.buffer_memories()
+            self._describe()
+            self._upsets = self._new_upsets()
             self._follow()
+            self._upsets.calm(self._execution.now())
             self._save()
             return self._end()
         finally:
             self._roster.close()
-            for arena in self._buffer_arenas:
-                arena.close()
+            if self._started is not None:
+                self._started.close()
+
+    def _new_upsets(self) -> Upsets:
+        job = self._execution.prepared.job
+        return Upsets(job.faults, job.seed, self._roster, self._recorder)
+
+    def _describe(self) -> None:
+        directory = self._execution.directory
+        directory.write_json(directory.processes, self._roster.describe())
 
     def _follow(self) -> None:
         """Until the coordinator says that nothing more will be pushed, or the run cannot go on."""
         while self._heard.why is None and not self._heard.is_fatal:
             self._hear()
+            self._upsets.tick(self._execution.now(), self._execution.prepared.time_s)
+            self._restart_if_due()
             self._fail_if_alone()
             self._stop_if_asked()
             self._evaluate_if_due()
             self._checkpoint_if_due()
-            self._recorder.tick(self._execution.now(), waits=self._heard.waits, links=self._rates.links)
+            now = self._execution.now()
+            waits = self._heard.waits + self._restarts.waits(now)
+            self._recorder.tick(now, waits=waits, links=self._rates.links)
 
     def _stop_if_asked(self) -> None:
         if self._is_stopping or (why := self._reason_to_stop()) is None:
             return
         self._is_stopping = True
+        self._restarts.forget()
         self._roster.send(self._roster.roles["coordinator"], StopRun(why=why))
+
+    def _restart_if_due(self) -> None:
+        for again in self._restarts.due(self._execution.now()):
+            assert self._started is not None
+            role = self._roster.roles[again.role]
+            try:
+                self._started.start_replica(self._roster.number_of(role), again.incarnation)
+            except RunError as error:  # the zygote is gone: nobody can be started any more
+                self._heard.ends[role.name] += f", and could not be started again: {error}"
+                self._restarts.forget()
+                return
+            self._describe()
 
     def _fail_if_alone(self) -> None:
         """With every replica gone, the end is told by the coordinator at once, or nothing more will happen."""
-        if any(not role.is_gone for role in self._roster.of_kind("replica")):
+        if self._restarts.waiting() or any(not role.is_gone for role in self._roster.of_kind("replica")):
+            self._alone_since = None
             return
         self._alone_since = self._alone_since or time.monotonic()
         if time.monotonic() - self._alone_since > ALONE_S:
             logs = self._execution.directory.logs
-            told = f"no replica is left: {', '.join(self._heard.ends)}. Their logs are in {logs}."
-            self._heard.fail(LostError(reason=told))
+            told = f"no replica is left: {', '.join(self._heard.ends.values())}. Their logs are in {logs}."
+            self._heard.fail(NoReplicaError(reason=told))
 
     def _reason_to_stop(self) -> str | None:
         prepared = self._execution.prepared
@@ -222,9 +274,12 @@ class Launch:
         match message:
             case Closings(blocks=blocks):
                 for block in blocks:
+                    name = f"replica{block.replica}.0"
+                    self._worked(name)
+                    self._upsets.finished(name, block.block.num_minibatches)
                     self._recorder.closed(
                         block.time_s,
-                        role=f"replica{block.replica}.0",
+                        role=name,
                         block=block.block,
                         examples=block.examples,
                         loss_sum=block.loss_sum,
@@ -260,12 +315,22 @@ class Launch:
                     self._recorder.serving(role.name)
 
     def _tell_once(self, event: Event) -> None:
-        """The launcher and the coordinator both see a replica go: tell it as whoever saw it first."""
+        """The launcher and the coordinator both see a replica go: the launcher knows better how, if its process ended."""
+        if isinstance(event, Joined):
+            self._heard.joined[event.role] = event.incarnation
         if isinstance(event, Left):
-            if event.role in self._heard.lost:
+            role = self._roster.roles[event.role]
+            if event.why == PROCESS_GONE and not role.is_gone and role.incarnation == event.incarnation:
+                return  # how it ended is heard at once
+            if (event.role, event.incarnation) in self._heard.lost:
                 return
-            self._heard.lost.add(event.role)
+            self._heard.lost.add((event.role, event.incarnation))
         self._recorder.happened(event)
+
+    def _worked(self, name: str) -> None:
+        """A replica has finished a block; one that its life before had finished, and is told late, does not count."""
+        if self._heard.joined.get(name) == self._roster.roles[name].incarnation:
+            self._restarts.worked(name)
 
     def _diverged(self, message: DivergedRun) -> DivergedError:
         tensors = self._execution.prepared.layout.space.tensors
@@ -275,20 +340,37 @@ class Launch:
     def _on_exit(self, role: RoleProcess, ended: Exit) -> None:
         if self._heard.why is not None:
             return
-        how = in_words(ended.returncode)
+        how = in_words(ended.returncode) + self._upsets.said_of(role.name)
         logs = self._execution.directory.logs
-        left = Left(time_s=self._execution.now(), role=role.name, why=how)
+        left = Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
         match role.kind:
             case "replica":
-                self._heard.ends.append(f"{role.name} {how}")
+                self._heard.ends[role.name] = f"{role.name} {how}"
                 if ended.returncode != 0:
                     self._tell_once(left)
+                self._start_again(role, ended)
             case "evaluator":
                 self._recorder.happened(left)
                 self._heard.is_evaluating = True  # and stays so: nobody is left to ask
             case _:
+                self._recorder.happened(left)
                 told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."
                 self._heard.fail(LostError(reason=told), is_fatal=True)
+
+    def _start_again(self, role: RoleProcess, ended: Exit) -> None:
+        """If it died, and the run goes on. Without any of its workers a replica's lead ends, and all start with it."""
+        if self._is_stopping or not is_death(ended.returncode) or not role.name.endswith(".0"):
+            return
+        again = self._restarts.died(
+            role.name,
+            incarnation=role.incarnation,
+            now=self._execution.now(),
+            after_s=self._upsets.restart_after(role.name),
+        )
+        if again is None and self._restarts.rule.most:
+            most = self._restarts.rule.most
+            told = f" {most + 1} times in a row without finishing a block, and is not started again"
+            self._heard.ends[role.name] += told
 
 
 class Rates:
@@ -339,7 +421,7 @@ def _event(told: Happened) -> Event:
     if told.kind == "Joined":
         return Joined(time_s=time_s, role=role, incarnation=told.number)
     if told.kind == "Left":
-        return Left(time_s=time_s, role=role, why=why)
+        return Left(time_s=time_s, role=role, why=why, incarnation=told.number)
     assert told.block is not None
     if told.kind == "Redone":
         return Redone(time_s=time_s, block=told.block, attempt=told.number, replica=int(told.role), why=why)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from squall.cluster.restarts import NEVER, Restarts
 from squall.cluster.tcp import TcpPlan
 from squall.cluster.zygote import Zygote
 from squall.errors import ConfigError
@@ -37,6 +38,8 @@ class Local:
         advertise: what the others are told instead of `bind`; None: the same.
         relay: called with the names of caller and callee and the callee's address, as in ``("replica0.0", "shard1",
             "127.0.0.1:40001")``; returns the address to call instead, so that something may stand in between.
+        restarts: how often, and how soon, a replica is started again that was killed, ran out of memory or lost its
+            peers; None: never. One that raises in the user's code ends the run.
 
     Raises:
         ConfigError: an address that others could reach too, or no such transport.
@@ -51,6 +54,7 @@ class Local:
     bind: str = "127.0.0.1:0"
     advertise: str | None = None
     relay: Callable[[str, str, str], str] | None = None
+    restarts: Restarts | None = field(default_factory=Restarts)
     _zygote: Zygote | None = field(default=None, init=False, repr=False)
     _is_busy: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _is_kept: bool = field(default=False, init=False, repr=False)
@@ -69,6 +73,10 @@ class Local:
         Address.parse(self.bind).resolve_loopback()
         if self.transport != "tcp" and self.relay is not None:
             raise ConfigError(subject="Local(relay=)", expected='transport="tcp"', got=repr(self.transport))
+        if self.restarts is not None and not isinstance(self.restarts, Restarts):
+            raise ConfigError(
+                subject="Local(restarts=)", expected="squall.Restarts(...) or None", got=repr(self.restarts)
+            )
 
     def warm_up(self) -> None:
         """Begin to start the process that roles are forked from; returns at once."""
@@ -79,8 +87,10 @@ class Local:
 
     def run(self, execution: Execution) -> Ending:
         """Carry out a run; see `squall.training.execution.Cluster`."""
+        from squall.cluster.chaos import expect_kinds
         from squall.cluster.launch import Launch
 
+        expect_kinds(execution.prepared.job.faults, "squall.Local", is_tcp=self.transport == "tcp")
         if not self._is_busy.acquire(blocking=False):
             raise ConfigError(
                 subject="this Local cluster",
@@ -99,7 +109,8 @@ class Local:
                 )
             self.warm_up()
             assert self._zygote is not None
-            return Launch(execution, self._zygote, plan).run()
+            restarts = NEVER if self.restarts is None else self.restarts
+            return Launch(execution, self._zygote, plan, restarts).run()
         finally:
             self._is_busy.release()
             if not self._is_kept:

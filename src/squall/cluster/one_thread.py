@@ -11,12 +11,12 @@ from torch import nn
 from squall.blocks import BlockSet
 from squall.cluster.accounts import Accounts
 from squall.cluster.arithmetic import TensorArithmetic
-from squall.cluster.faults import Fault
 from squall.cluster.protocol_only import ProtocolOnly
 from squall.cluster.world import NO_REPLICA, Pace, World
 from squall.coordinator.events import Closed, CoordinatorEffect, Cut, Diverging, Report
 from squall.coordinator.machine import CoordinatorMachine
 from squall.errors import DivergedError, LostError
+from squall.faults import Fault
 from squall.observe.events import Evaluated
 from squall.replica.downpour import downpour
 from squall.shard.events import Save

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from squall.cluster.exits import EXIT_FAILED, EXIT_LOST, EXIT_OUT_OF_MEMORY
 from squall.cluster.payload import Payload, pack, unpack
 from squall.coordinator import server as coordinator
 from squall.errors import ConfigError, LostError, SquallError, UserCodeError
@@ -17,9 +18,6 @@ from squall.training import evaluator
 from squall.training.prepare import build_like
 from squall.wire.connection import Connection
 from squall.wire.control import Failed
-
-EXIT_LOST = 3
-EXIT_OUT_OF_MEMORY = 4
 
 
 def main(arguments: bytes, fds: list[int]) -> None:
@@ -42,7 +40,7 @@ def main(arguments: bytes, fds: list[int]) -> None:
         raise SystemExit(EXIT_OUT_OF_MEMORY) from None
     except SquallError as error:
         launcher.send(_failed(name, error))
-        raise SystemExit(1) from None
+        raise SystemExit(EXIT_FAILED) from None
     except ConnectionError as error:
         print(f"{name} lost a peer: {error}", flush=True)
         raise SystemExit(EXIT_LOST) from None

@@ -27,6 +27,7 @@ class RoleProcess:
 
     Attributes:
         kind: "replica", "shard", "coordinator" or "evaluator".
+        incarnation: which life of it this is, from 0.
         connection: to it.
         ports: that it listens at.
         is_gone: its process has ended.
@@ -57,6 +58,11 @@ class Roster:
         self._epoll = select.epoll()
         self._epoll.register(zygote.fileno(), select.EPOLLIN)
 
+    @staticmethod
+    def number_of(role: RoleProcess) -> int:
+        """Its number among those of its kind: 2 of "replica2.0"."""
+        return int(role.name.removeprefix(role.kind).partition(".")[0])
+
     def of_kind(self, kind: str) -> list[RoleProcess]:
         return [role for role in self.roles.values() if role.kind == kind]
 
@@ -71,7 +77,7 @@ class Roster:
         incarnation: int = 0,
         ports: Sequence[int] = (),
     ) -> None:
-        """Start a role; copies of `fds` go to it.
+        """Start a role; copies of `fds` go to it. One of this name must be gone.
 
         Raises:
             RunError: the zygote cannot.
@@ -86,6 +92,8 @@ class Roster:
             os.close(log)
             theirs.close()
         role = RoleProcess(name, kind, pid, incarnation, Connection(ours, name), list(ports))
+        if (before := self.roles.get(name)) is not None:
+            before.connection.close()
         self.roles[name] = role
         self._by_fd[ours.fileno()] = role
         self._epoll.register(ours.fileno(), select.EPOLLIN)
@@ -94,6 +102,15 @@ class Roster:
         """Tell a role something; if it is gone, that is told by `hear`."""
         with contextlib.suppress(ConnectionError):
             role.connection.send(message, fds)
+
+    def signal(self, name: str, number: signal.Signals) -> bool:
+        """Send a role a signal; False if it has ended already."""
+        role = self.roles[name]
+        for process in self._zygote.roles():
+            if process.pid == role.pid and not role.is_gone:
+                process.kill(number)
+                return True
+        return False
 
     def hear(self, timeout_s: float) -> Iterator[tuple[RoleProcess, Any]]:
         """Yield what roles have said, and an `Exit` for each that has ended, after all that it had said.
@@ -151,17 +168,3 @@ class Roster:
         for role in self.roles.values():
             role.connection.close()
         self._epoll.close()
-
-
-def in_words(returncode: int | None) -> str:
-    """How a process ended, as in "was killed by SIGKILL".
-
-    >>> in_words(-9), in_words(1), in_words(None)
-    ('was killed by SIGKILL', 'exited with 1', 'is gone')
-    """
-    if returncode is None:
-        return "is gone"
-    if returncode < 0:
-        known = {int(number): number.name for number in signal.Signals}
-        return f"was killed by {known.get(-returncode, f'signal {-returncode}')}"
-    return f"exited with {returncode}"

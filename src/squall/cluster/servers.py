@@ -11,8 +11,9 @@ from typing import Any, Self
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from squall.cluster.exits import in_words
 from squall.cluster.payload import pack
-from squall.cluster.roster import RoleProcess, Roster, in_words
+from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.zygote import Exit, Zygote
 from squall.errors import ConfigError, LostError, RunError, RunExistsError
 from squall.loop.client import in_order

@@ -8,10 +8,11 @@ or, for replicas by the ten thousand, left out.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from squall.cluster.faults import Fault, parse
+from squall.cluster.chaos import expect_modelled
 from squall.cluster.one_thread import OneThread, threads_set
 from squall.cluster.world import Link, Links, Pace
 from squall.errors import ConfigError
+from squall.faults import Fault, faults_of
 from squall.model.randomness import random_state_kept
 from squall.training.execution import Ending, Execution
 
@@ -26,7 +27,7 @@ class Simulated:
         jitter: how much a minibatch's time varies: sigma of a lognormal.
         links: one `Link` for all, or by two name patterns, as in
             ``{("replica2.0", "shard*"): Link(latency_s=0.1, bytes_per_s=1e6), ("*", "*"): Link()}``.
-        faults: in the fault language of `squall.cluster.faults`, as text or parsed.
+        faults: in the fault language of `squall.faults`, as text or parsed; beside those of `Job(chaos=)`.
         apply_s: seconds that a shard takes for one update.
         compute: "real": every gradient is computed. "modelled": none is, and no replica has a tensor; minibatches take
             their time, so the run has its ledger, staleness and virtual seconds, but no losses and no trained model.
@@ -62,14 +63,21 @@ class Simulated:
                 subject="Simulated(compute=)", expected="'real' or 'modelled'", got=repr(self.compute)
             )
         object.__setattr__(self, "speeds", speeds)
-        if isinstance(self.faults, str):
-            object.__setattr__(self, "faults", parse(self.faults))
+        object.__setattr__(self, "faults", faults_of(self.faults, "Simulated(faults=)"))
+        self._expect(self.faults)
 
     @property
     def is_modelled(self) -> bool:
         return self.compute == "modelled"
 
+    @staticmethod
+    def _expect(faults: str | Sequence[Fault]) -> None:
+        assert not isinstance(faults, str)
+        expect_modelled(faults, "squall.Simulated")
+
     def run(self, execution: Execution) -> Ending:
+        chaos = execution.prepared.job.faults
+        self._expect(chaos)
         assert not isinstance(self.faults, str)
         pace = Pace(
             speeds=tuple(self.speeds),
@@ -79,7 +87,11 @@ class Simulated:
         )
         with random_state_kept(), threads_set(execution.prepared.threads):
             run = OneThread(
-                execution, pace=pace, faults=self.faults, seed=self.seed, is_modelled=self.is_modelled
+                execution,
+                pace=pace,
+                faults=(*self.faults, *chaos),
+                seed=self.seed,
+                is_modelled=self.is_modelled,
             )
             execution.clock.follow(run.virtual_now)
             return run.run()

@@ -1,12 +1,14 @@
 """Starting the roles of a run: what each is sent, and which memory and connections it shares with whom."""
 
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from squall.cluster.crew import CrewMemory
+from squall.cluster.crew import CrewMemory, edge_bytes
 from squall.cluster.payload import Payload, pack
 from squall.cluster.roster import Roster
 from squall.cluster.tcp import TcpAddresses, TcpPlan
@@ -24,26 +26,71 @@ EVALUATOR = -1
 """Stands for a replica's number in the shards' books."""
 
 
-def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None) -> list[SharedArena]:
+@dataclass(eq=False)
+class Started:
+    """What was started, and what it takes to start a replica again.
+
+    Attributes:
+        buffer_arenas: for each replica the memory that it leaves its model's buffers in.
+        payload, settings: what every replica was sent.
+    """
+
+    execution: Execution
+    roster: Roster
+    tcp: TcpAddresses | None
+    buffer_arenas: list[SharedArena] = field(default_factory=list)
+    payload: Payload | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def start_replica(self, replica: int, incarnation: int) -> None:
+        """Start another life of a replica; it joins those that are at work.
+
+        Raises:
+            RunError: the zygote cannot.
+        """
+        starting = _Starting(self)
+        try:
+            starting.replica(replica, incarnation)
+            starting.connect()
+        finally:
+            starting.close()
+
+    def buffer_memories(self) -> list[Tensor]:
+        """The arenas as `BufferSpace` reads them."""
+        space = self.execution.prepared.buffers
+        attached = (
+            SharedArena.attach(os.dup(arena.fd), space.arena_bytes, writable=False)
+            for arena in self.buffer_arenas
+        )
+        return [space.memory(arena) for arena in attached]
+
+    def close(self) -> None:
+        for made in (self.payload, *self.buffer_arenas):
+            if made is not None:
+                made.close()
+
+
+def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None) -> Started:
     """Start every role and connect them.
 
     Args:
         tcp: how they are to connect; None: by shared memory.
 
     Returns:
-        For each replica the memory that it leaves its model's buffers in; the caller closes them.
+        What the caller needs to start replicas again; to be closed by it.
     """
-    starting = _Starting(execution, roster, tcp)
+    started = Started(execution, roster, None if tcp is None else TcpAddresses(tcp))
+    starting = _Starting(started)
     try:
+        starting.listen()
         starting.shards()
         starting.coordinator()
         starting.replicas()
         starting.evaluator()
         starting.connect()
-        return starting.buffer_arenas
+        return started
     except BaseException:
-        for arena in starting.buffer_arenas:
-            arena.close()
+        started.close()
         raise
     finally:
         starting.close()
@@ -52,18 +99,22 @@ def start_roles(execution: Execution, roster: Roster, tcp: TcpPlan | None = None
 class _Starting:
     """Descriptors that are on their way to roles, and are closed here when all have theirs."""
 
-    def __init__(self, execution: Execution, roster: Roster, tcp: TcpPlan | None) -> None:
-        self._execution = execution
-        self._tcp = None if tcp is None else TcpAddresses(tcp)
-        self._prepared = execution.prepared
-        self._roster = roster
-        layout = self._prepared.layout
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._execution = started.execution
+        self._tcp = started.tcp
+        self._prepared = started.execution.prepared
+        self._roster = started.roster
         self._made: list[Channel | SharedArena | Payload | Listener | CrewMemory] = []
-        if self._tcp is not None:
-            for name in ("coordinator", *(f"shard{shard}" for shard in range(layout.num_shards))):
-                self._made.append(self._tcp.listen(name))
         self._attachments: list[tuple[str, Any, list[int]]] = []  # to be sent: to whom, what, descriptors
-        self.buffer_arenas: list[SharedArena] = []
+
+    def listen(self) -> None:
+        if self._tcp is not None:
+            for name in (
+                "coordinator",
+                *(f"shard{shard}" for shard in range(self._prepared.layout.num_shards)),
+            ):
+                self._made.append(self._tcp.listen(name))
 
     def close(self) -> None:
         for made in self._made:
@@ -108,41 +159,49 @@ class _Starting:
         self._spawn("coordinator", "coordinator", self._pack(load), settings, [])
 
     def replicas(self) -> None:
-        prepared = self._prepared
+        prepared, started = self._prepared, self._started
         model = _model_load(prepared)
-        crews = [self._crew() for _ in range(prepared.job.replicas)]  # compiles what all workers then have
+        if prepared.cut is not None:
+            edge_bytes(prepared)  # compiles what all workers are sent
         task = prepared.task(model.pop("model", None))
-        payload = self._pack({"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model})
+        load = {"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model}
+        started.payload = pack(load, by_value_modules=_user_modules(prepared))
         replicas = range(prepared.job.replicas)
-        settings = {"threads": prepared.threads, "num_replicas": len(replicas)}
-        self.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
-        left = [arena.fd for arena in self.buffer_arenas]
-        for replica, crew in zip(replicas, crews, strict=True):
-            for partition in range(prepared.job.num_partitions):
-                name = f"replica{replica}.{partition}"
-                own = settings | {"replica": replica, "shards": self._serving_of(partition)}
-                own_fds: list[int] = []
-                if crew is not None:
-                    own |= {"partition": partition, "colleagues": crew.num_bytes_of(partition)}
-                    own_fds = crew.fds_of(partition)
-                if not partition:
-                    own_fds += [left[replica], *left]
-                    own_fds += self._line_to_coordinator(name, AttachReplica(replica=replica, incarnation=0))
-                exchange = self._exchange(
-                    replica, name, partition=partition, num_gradients=prepared.loop.num_gradients
-                )
-                self._spawn("replica", name, payload, own, own_fds + exchange)
+        started.settings = {"threads": prepared.threads, "num_replicas": len(replicas)}
+        started.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
+        for replica in replicas:
+            self.replica(replica, incarnation=0)
 
-    def _serving_of(self, partition: int) -> list[int]:
-        return list(self._prepared.layout.shards_of(partition))
+    def replica(self, replica: int, incarnation: int) -> None:
+        """Start all workers of a replica."""
+        crew = None if self._prepared.cut is None else CrewMemory(self._prepared)
+        if crew is not None:
+            self._made.append(crew)
+        for partition in range(self._prepared.job.num_partitions):
+            self._worker(replica, partition, incarnation, crew)
 
-    def _crew(self) -> CrewMemory | None:
-        """What the workers of one replica share, if it has several."""
-        if self._prepared.cut is None:
-            return None
-        crew = CrewMemory(self._prepared)
-        self._made.append(crew)
-        return crew
+    def _worker(self, replica: int, partition: int, incarnation: int, crew: CrewMemory | None) -> None:
+        started = self._started
+        assert started.payload is not None
+        name = f"replica{replica}.{partition}"
+        serving = list(self._prepared.layout.shards_of(partition))
+        settings = started.settings | {"replica": replica, "incarnation": incarnation, "shards": serving}
+        fds: list[int] = []
+        if crew is not None:
+            settings |= {"partition": partition, "colleagues": crew.num_bytes_of(partition)}
+            fds += crew.fds_of(partition)
+        if not partition:
+            left = [arena.fd for arena in started.buffer_arenas]
+            attach = AttachReplica(replica=replica, incarnation=incarnation)
+            fds += [left[replica], *left, *self._line_to_coordinator(name, attach)]
+        fds += self._exchange(
+            replica,
+            name,
+            partition=partition,
+            num_gradients=self._prepared.loop.num_gradients,
+            incarnation=incarnation,
+        )
+        self._spawn("replica", name, started.payload, settings, fds, incarnation=incarnation)
 
     def evaluator(self) -> None:
         prepared = self._prepared
@@ -151,8 +210,8 @@ class _Starting:
         load = {"evaluation": prepared.evaluation, "buffers": prepared.buffers, "best": self._execution.best}
         payload = self._pack({**load, **_model_load(prepared)})
         serving = list(prepared.layout.shards_of())
-        settings = {"shards": serving, "num_replicas": len(self.buffer_arenas), "replica": EVALUATOR}
-        arenas = [arena.fd for arena in self.buffer_arenas]
+        settings = {"shards": serving, "num_replicas": prepared.job.replicas, "replica": EVALUATOR}
+        arenas = [arena.fd for arena in self._started.buffer_arenas]
         fds = self._exchange(EVALUATOR, "evaluator", partition=EVERY_PARTITION, num_gradients=0)
         self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
 
@@ -181,7 +240,9 @@ class _Starting:
         self._attachments.append(("coordinator", attach, [far]))
         return [near]
 
-    def _exchange(self, replica: int, name: str, *, partition: int, num_gradients: int) -> list[int]:
+    def _exchange(
+        self, replica: int, name: str, *, partition: int, num_gradients: int, incarnation: int = 0
+    ) -> list[int]:
         """Make a connection and shared memory between a worker and each of its shards; return the worker's ends."""
         fds: list[int] = []
         if self._tcp is not None:
@@ -195,7 +256,7 @@ class _Starting:
             message = AttachWorker(
                 replica=replica,
                 partition=partition,
-                incarnation=0,
+                incarnation=incarnation,
                 name=name,
                 num_gradients=num_gradients,
             )

@@ -34,6 +34,7 @@ class TcpAddresses:
     def __init__(self, plan: TcpPlan) -> None:
         self._plan = plan
         self._listeners: dict[str, Listener] = {}  # by role
+        self._relayed: dict[tuple[str, str], str] = {}  # a role that comes back calls the same addresses
 
     def listen(self, name: str) -> Listener:
         """Listen for a role, which is handed the sockets; the caller closes the listener.
@@ -66,7 +67,11 @@ class TcpAddresses:
         return [] if own is None else [own.port]
 
     def _as_relayed(self, caller: str, other: str, address: str) -> str:
-        return address if self._plan.relay is None else self._plan.relay(caller, other, address)
+        if self._plan.relay is None:
+            return address
+        if (caller, other) not in self._relayed:
+            self._relayed[caller, other] = self._plan.relay(caller, other, address)
+        return self._relayed[caller, other]
 
 
 def _calls(caller: str, other: str) -> bool:

@@ -13,10 +13,10 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
-from squall.cluster.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
 from squall.coordinator import events as coordinator
 from squall.coordinator.events import CoordinatorEffect
 from squall.coordinator.machine import CoordinatorMachine
+from squall.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause, is_named
 from squall.machines import Machine, drive
 from squall.replica import session as replica
 from squall.replica.downpour import Compute, Computed, Loop
@@ -389,9 +389,14 @@ class World:
     def _begin(self, worker: Worker, wish: Compute) -> None:
         name = _name(worker)
         step = self._steps[name] = self._steps.get(name, -1) + 1
+        whole = self._steps[""] = self._steps.get("", -1) + 1  # of the run, by which others are upset
         for upset in self._upsets:
-            if _is_named(name, upset.role) and self._strikes(upset, step):
-                self._upset(name, upset)
+            if is_named(name, upset.role):
+                if self._strikes(upset, step):
+                    self._upset(name, upset)
+            elif not upset.role.startswith("replica") and self._strikes(upset, whole):
+                for other in self._named(upset.role):
+                    self._upset(other, upset)
         if self.workers.get(worker.replica) != worker:
             return
         seconds = self._random.lognormvariate(0.0, self._pace.jitter) / self._pace.speed(worker.replica)
@@ -481,7 +486,7 @@ class World:
     def _is_cut(self, sender: str, receiver: str) -> bool:
         return any(
             fault.when.seconds <= self.now < fault.when.seconds + fault.seconds
-            and all(_is_named(name, fault.one) or _is_named(name, fault.other) for name in (sender, receiver))
+            and all(is_named(name, fault.one) or is_named(name, fault.other) for name in (sender, receiver))
             for fault in self._cuts
         )
 
@@ -502,11 +507,6 @@ def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:
         ShardSlices(shard=shard.shard, slices=tuple(numbers), partition=partition)
         for partition, numbers in sorted(by_partition.items())
     ]
-
-
-def _is_named(name: str, role: str) -> bool:
-    """Whether a role's name is the one said, or of the kind said."""
-    return name == role or name.rstrip("0123456789") == role
 
 
 _KIND: dict[type, str] = {

@@ -24,6 +24,9 @@ from squall.wire.messages import (
     Released,
 )
 
+PROCESS_GONE = "its process is gone"
+"""Why a replica is lost whose connection has ended: as much as the coordinator can know."""
+
 # Events: each carries `now`, seconds on the run's clock -------------------------------------------------
 
 

@@ -264,7 +264,8 @@ class CoordinatorMachine(Machine):
         """Take the blocks back of a member that is gone before the end."""
         self._awaited.discard(member.replica)
         self._drop(member, why)
-        return (Report(event=LeftRun(time_s=now, role=member.name, why=why)),)
+        left = LeftRun(time_s=now, role=member.name, why=why, incarnation=member.incarnation)
+        return (Report(event=left),)
 
     def _drop(self, member: Member, why: str) -> None:
         """Forget a member and take its blocks back."""

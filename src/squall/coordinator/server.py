@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from squall.coordinator.events import (
+    PROCESS_GONE,
     Checkpoint,
     Closed,
     CoordinatorEffect,
@@ -101,7 +102,9 @@ class CoordinatorServer:
         self._began = began
         self._replicas: dict[int, tuple[int, int, Connection]] = {}  # by descriptor: replica, incarnation
         self._lines: dict[tuple[int, int], Connection] = {}
-        self._come: set[tuple[str, int, int]] = set()  # over TCP: role, number, incarnation
+        self._next: dict[
+            tuple[str, int], int
+        ] = {}  # over TCP: the least incarnation to come, by role and number
         self._shards: dict[int, Connection] = {}
         self._shard_of: dict[int, int] = {}  # by descriptor
         self._closings: list[ClosedBlock] = []
@@ -153,7 +156,7 @@ class CoordinatorServer:
 
     def _read_replica(self, fd: int) -> None:
         replica, incarnation, connection = self._replicas[fd]
-        why = "its process is gone"
+        why = PROCESS_GONE
         try:
             for message, _ in connection.arrived():
                 if not isinstance(message, Ask | Goodbye):
@@ -192,10 +195,13 @@ class CoordinatorServer:
     def _let_in(self, guest: Guest) -> None:
         """Take a role that has come over TCP."""
         told: JoinCoordinator = guest.introduction
-        if (told.role, told.number, told.incarnation) in self._come or not self._belongs(told):
-            guest.turn_away(f"expected a role of this run that has not come before, but got {told}")
+        place = told.role, told.number
+        if told.incarnation < self._next.get(place, 0) or not self._belongs(told):
+            guest.turn_away(
+                f"expected a role of this run, of a later incarnation than any before, but got {told}"
+            )
             return
-        self._come.add((told.role, told.number, told.incarnation))
+        self._next[place] = told.incarnation + 1
         if told.role == "replica":
             connection = Connection(guest.stream(self._epoll), f"replica{told.number}.0")
             self._attach_replica(told.number, told.incarnation, connection)
@@ -302,8 +308,8 @@ def _happened(event: events.Joined | events.Left | events.Redone | events.Refuse
     match event:
         case events.Joined(time_s=time_s, role=role, incarnation=incarnation):
             return Happened(kind=kind, time_s=time_s, role=role, number=incarnation, block=None, why="")
-        case events.Left(time_s=time_s, role=role, why=why):
-            return Happened(kind=kind, time_s=time_s, role=role, number=0, block=None, why=why)
+        case events.Left(time_s=time_s, role=role, why=why, incarnation=incarnation):
+            return Happened(kind=kind, time_s=time_s, role=role, number=incarnation, block=None, why=why)
         case events.Redone(time_s=time_s, block=block, attempt=attempt, replica=replica, why=why):
             return Happened(kind=kind, time_s=time_s, role=str(replica), number=attempt, block=block, why=why)
         case events.Refused(time_s=time_s, block=block, why=why):

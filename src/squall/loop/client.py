@@ -123,7 +123,7 @@ class LoopClient:
         wish = self._next_compute()
         if wish.is_first:
             self._gradient.begin()
-        self._add()
+        self._add(ends=wish.is_last)
         if wish.local_step and self._local is not None:
             self._local.step(wish.minibatches)
         self._computed += 1
@@ -189,10 +189,12 @@ class LoopClient:
             self._report(report(gradient, exchanged, loss_sum=0.0))
 
     @torch.no_grad()
-    def _add(self) -> None:
-        for index, parameter in enumerate(self.parameters):
-            if (gradient := parameter.grad) is not None:
-                self._gradient.add(index, gradient.to(CPU))
+    def _add(self, *, ends: bool) -> None:
+        gradients = {index: own.grad for index, own in enumerate(self.parameters) if own.grad is not None}
+        self._gradient.use(0, ends=ends)
+        for index in self._gradient.large & gradients.keys():
+            self._gradient.add(index, gradients.pop(index).to(CPU))
+        self._gradient.add_all({index: own.to(CPU) for index, own in gradients.items()})
 
     # The loop of a replica ------------------------------------------------------------------------------
 

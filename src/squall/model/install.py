@@ -94,14 +94,18 @@ class Bound:
             self._views.append([_views(parameters, views, b[spec.slice]) for b in buffers])
             self._copies.append([private.copies(others, b[spec.slice]) for b in buffers])
 
-    @torch.no_grad()
     def swap_slice(self, slice: int, buffer: int) -> None:
         """Take the values of one slice from its vector in `buffer`."""
         for parameter, view in self._views[slice][buffer]:
             parameter.data = view
-        for own, piece in self._copies[slice][buffer]:
+        if copies := self._copies[slice][buffer]:
+            self._copy(copies, self._reorders[slice])
+
+    @torch.no_grad()
+    def _copy(self, copies: list[tuple[Tensor, Tensor]], reorders: list[tuple[nn.Parameter, Tensor]]) -> None:
+        for own, piece in copies:
             own.copy_(piece)
-        for parameter, ordered in self._reorders[slice]:
+        for parameter, ordered in reorders:
             parameter.copy_(ordered)
 
     def swap_to(self, buffer: int) -> None:

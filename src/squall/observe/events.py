@@ -105,11 +105,16 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A role is gone before the end of the run; `why` is a phrase, as in ``"killed by signal 9"``."""
+    """A role is gone before the end of the run; `why` is a phrase, as in ``"killed by signal 9"``.
+
+    Attributes:
+        incarnation: which of its lives has ended, from 0.
+    """
 
     time_s: float
     role: str
     why: str
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +155,23 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbed:
+    """Chaos that the job asked for has struck a role.
+
+    Attributes:
+        time_s: when.
+        role: as faults name it, as in ``"replica2"``.
+        what: "kill", "stop" (it stands still) or "go on" (it does no longer).
+        fault: which, in the fault language.
+    """
+
+    time_s: float
+    role: str
+    what: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The run is over; nothing follows.
 
@@ -164,7 +186,7 @@ class Ended:
     error: str | None = None
 
 
-Event: TypeAlias = Progress | Evaluated | Joined | Left | Redone | Refused | Checkpointed | Ended
+Event: TypeAlias = Progress | Evaluated | Joined | Left | Redone | Refused | Checkpointed | Disturbed | Ended
 
 
 def as_record(event: Event) -> dict[str, Any]:

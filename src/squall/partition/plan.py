@@ -128,9 +128,9 @@ class Plan:
         return {
             "partitions": self.partitions,
             "schema_hash": self.schema_hash,
-            "holdings": [_holding_json(holding) for holding in self.holdings],
+            "holdings": [holding_to_json(holding) for holding in self.holdings],
             "staged": {
-                str(at): [[_holding_json(cut.shares), _holding_json(cut.combined)] for cut in cuts]
+                str(at): [[holding_to_json(cut.shares), holding_to_json(cut.combined)] for cut in cuts]
                 for at, cuts in self.staged.items()
             },
         }
@@ -141,14 +141,15 @@ class Plan:
         data = json.loads(described) if isinstance(described, str) else described
         staged = {
             int(at): tuple(
-                StageCut(shares=_holding(shares), combined=_holding(combined)) for shares, combined in cuts
+                StageCut(shares=holding_from_json(shares), combined=holding_from_json(combined))
+                for shares, combined in cuts
             )
             for at, cuts in data["staged"].items()
         }
         return cls(
             partitions=int(data["partitions"]),
             schema_hash=str(data["schema_hash"]),
-            holdings=tuple(_holding(holding) for holding in data["holdings"]),
+            holdings=tuple(holding_from_json(holding) for holding in data["holdings"]),
             staged=staged,
         )
 
@@ -185,14 +186,14 @@ def along(axis: int, parts: Mapping[int, Indices], partitions: int, rank: int) -
     return tuple(found)
 
 
-def _holding_json(holding: Holding) -> Any:
+def holding_to_json(holding: Holding) -> Any:
     return [
         None if share is None else [None if axis is None else list(map(list, axis.pairs())) for axis in share]
         for share in holding
     ]
 
 
-def _holding(described: Any) -> Holding:
+def holding_from_json(described: Any) -> Holding:
     return tuple(
         None
         if share is None

@@ -10,18 +10,11 @@ from math import prod
 from random import Random
 
 from squall.errors import ConfigError
-from squall.model.graph import Extent, Graph, Source
+from squall.model.graph import Graph
 from squall.partition.call import Call
-from squall.partition.calls import Bound, bound
-from squall.partition.indices import Indices
-from squall.partition.plan import EVERYWHERE, Holding, Plan, StageCut, along, on_one, regions_of
-from squall.partition.regions import AnyRegion, Region, Shape, uncovered
-from squall.partition.rules import is_opaque, losses, needs, stages
-from squall.partition.stages import Stages
-
-_BATCH = 4
-_NORMS = ("layer_norm", "rms_norm", "group_norm", "softmax", "log_softmax")
-_SUMS = (*losses.ELEMENTWISE, "sum", "mean")
+from squall.partition.calls import bound
+from squall.partition.plan import Holding, Plan, StageCut
+from squall.partition.walk import BATCH, RandomWalk, Walk
 
 
 def horizontal(graph: Graph, partitions: int) -> Plan:
@@ -38,12 +31,21 @@ def vertical(graph: Graph, partitions: int, *, tiles: Sequence[str] = ()) -> Pla
     return mixed(graph, [partitions], tiles=tiles)
 
 
-def mixed(graph: Graph, teams: Sequence[int], *, tiles: Sequence[str] = ()) -> Plan:
+def mixed(
+    graph: Graph,
+    teams: Sequence[int],
+    *,
+    tiles: Sequence[str] = (),
+    speeds: Sequence[float] | None = None,
+    costs: Sequence[float] | None = None,
+) -> Plan:
     """Layers to teams of partitions, and within a team through the layers.
 
     Args:
         teams: how many partitions each team has, from the first layers on.
         tiles: as for `vertical`.
+        speeds: of each partition, in any unit: shares are in proportion. Equal by default.
+        costs: of each node of the graph, in any unit; multiplications by default.
     """
     if not teams or min(teams) < 1:
         raise ConfigError(
@@ -51,18 +53,60 @@ def mixed(graph: Graph, teams: Sequence[int], *, tiles: Sequence[str] = ()) -> P
         )
     ends = [sum(teams[:at]) for at in range(len(teams) + 1)]
     members = [tuple(range(a, b)) for a, b in pairwise(ends)]
-    layers = _balanced(layers_of(graph), len(teams))
+    fast = tuple(speeds or [1.0] * ends[-1])
+    rates = [sum(fast[p] for p in team) for team in members]
+    layers = _balanced(layers_of(graph, costs), rates)
     team_of = {node: members[team] for team, nodes in enumerate(layers) for node in nodes}
-    return _Walk(graph, ends[-1], team_of, tuple(tiles)).plan()
+    return Walk(graph, ends[-1], team_of, tuple(tiles), fast).plan()
+
+
+def by_hand(
+    graph: Graph,
+    partitions: int,
+    team_of: Mapping[int, tuple[int, ...]],
+    *,
+    tiles: Sequence[str] = (),
+    speeds: Sequence[float] | None = None,
+    weights: Mapping[int, Mapping[int, float]] | None = None,
+) -> Plan:
+    """Nodes to teams as told; a node that is not told goes where what it reads is.
+
+    Args:
+        team_of: node -> its partitions.
+        weights: node -> partition -> its share in a cut of that node's results, in any unit; by speeds if not told.
+    """
+    fast = tuple(speeds or [1.0] * partitions)
+    return Walk(graph, partitions, team_of, tuple(tiles), fast, weights).plan()
+
+
+def completed(
+    graph: Graph,
+    partitions: int,
+    holdings: Mapping[int, Holding],
+    staged: Mapping[int, tuple[StageCut, ...]],
+    speeds: Sequence[float] | None = None,
+) -> Plan:
+    """A plan of which a part is given; nodes that are not go where what they read is.
+
+    Args:
+        holdings: value -> who owns what.
+        staged: node -> how its stages are divided, of nodes whose outputs are given.
+    """
+    walk = Walk(graph, partitions, {}, (), tuple(speeds or [1.0] * partitions))
+    return walk.plan(holdings, staged)
 
 
 def random(graph: Graph, partitions: int, seed: int) -> Plan:
     """Any cut that can be computed, for tests: uneven, gappy, every value for itself, ops in stages."""
-    return _RandomWalk(graph, partitions, Random(seed)).plan()
+    return RandomWalk(graph, partitions, Random(seed)).plan()
 
 
-def layers_of(graph: Graph) -> list[tuple[float, tuple[int, ...]]]:
-    """Consecutive nodes of one module, with what they cost [multiplications for one example, about]."""
+def layers_of(graph: Graph, costs: Sequence[float] | None = None) -> list[tuple[float, tuple[int, ...]]]:
+    """Consecutive nodes of one module, with what they cost.
+
+    Args:
+        costs: of each node; by default multiplications for one example, about.
+    """
     found: list[tuple[float, list[int]]] = []
     before = None
     for at, node in enumerate(graph.nodes):
@@ -70,9 +114,13 @@ def layers_of(graph: Graph) -> list[tuple[float, tuple[int, ...]]]:
             found.append((0.0, []))
         before = node.module
         cost, nodes = found[-1]
-        found[-1] = (cost + cost_of(bound(graph, at, _BATCH).call) / _BATCH, nodes)
+        found[-1] = (cost + _cost_at(graph, at, costs), nodes)
         nodes.append(at)
     return [(cost, tuple(nodes)) for cost, nodes in found]
+
+
+def _cost_at(graph: Graph, at: int, costs: Sequence[float] | None) -> float:
+    return cost_of(bound(graph, at, BATCH).call) / BATCH if costs is None else costs[at]
 
 
 def cost_of(call: Call) -> float:
@@ -95,20 +143,23 @@ def cost_of(call: Call) -> float:
     return size
 
 
-def _balanced(layers: Sequence[tuple[float, tuple[int, ...]]], count: int) -> list[list[int]]:
-    """Contiguous runs whose largest cost is least, to a millionth."""
-    low, high = max((cost for cost, _ in layers), default=0.0), sum(cost for cost, _ in layers)
-    for _ in range(30):
+def _balanced(layers: "_Layers", rates: Sequence[float]) -> list[list[int]]:
+    """Contiguous runs, one for each team, whose largest cost over its team's rate is least, to a millionth."""
+    low, high = 0.0, _cost(layers) / min(rates)
+    for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if len(_runs(layers, middle)) <= count else (middle, high)
-    runs = _runs(layers, high * (1 + 1e-6))
-    while len(runs) < count and any(len(run) > 1 for run in runs):  # nobody idles if that can be helped
-        largest = max((run for run in runs if len(run) > 1), key=_cost)
-        at = min(range(1, len(largest)), key=lambda at: max(_cost(largest[:at]), _cost(largest[at:])))
-        place = runs.index(largest)
-        runs[place : place + 1] = [largest[:at], largest[at:]]
-    nodes = [[node for _, nodes in run for node in nodes] for run in runs]
-    return nodes + [[] for _ in range(count - len(runs))]
+        low, high = (low, middle) if _runs(layers, rates, middle) is not None else (middle, high)
+    runs = _runs(layers, rates, high * (1 + 1e-6))
+    assert runs is not None
+    while not all(runs) and any(len(run) > 1 for run in runs):  # nobody idles if that can be helped
+        idle = next(at for at, run in enumerate(runs) if not run)
+        largest = max((at for at, run in enumerate(runs) if len(run) > 1), key=lambda at: _cost(runs[at]))
+        runs.pop(idle)
+        place = largest - (idle < largest)
+        run = runs[place]
+        at = min(range(1, len(run)), key=lambda at: max(_cost(run[:at]), _cost(run[at:])))
+        runs[place : place + 1] = [run[:at], run[at:]]
+    return [[node for _, nodes in run for node in nodes] for run in runs]
 
 
 _Layers = Sequence[tuple[float, tuple[int, ...]]]
@@ -118,260 +169,13 @@ def _cost(layers: _Layers) -> float:
     return sum(cost for cost, _ in layers)
 
 
-def _runs(layers: _Layers, limit: float) -> list[_Layers]:
+def _runs(layers: _Layers, rates: Sequence[float], limit: float) -> list[_Layers] | None:
+    """Layers in order, to each team as many as it can do in so much time; None if some are left."""
     runs: list[list[tuple[float, tuple[int, ...]]]] = []
-    for layer in layers:
-        if not runs or _cost(runs[-1]) + layer[0] > limit:
-            runs.append([])
-        runs[-1].append(layer)
-    return list(runs)
-
-
-class _Walk:
-    """Holdings node by node; a value from outside belongs where it is read first."""
-
-    def __init__(
-        self, graph: Graph, partitions: int, team_of: Mapping[int, tuple[int, ...]], tiles: tuple[str, ...]
-    ) -> None:
-        self._graph, self._partitions, self._team_of, self._tiles = graph, partitions, team_of, tiles
-        self._holdings: dict[int, Holding] = {}
-        self._staged: dict[int, tuple[StageCut, ...]] = {}
-
-    def plan(self) -> Plan:
-        graph = self._graph
-        for index in graph.from_outside(Source.INPUT, Source.CONSTANT):
-            self._holdings[index] = EVERYWHERE
-        for at in range(len(graph.nodes)):
-            self._place(at, bound(graph, at, _BATCH))
-        for index, value in enumerate(graph.values):
-            if index not in self._holdings:  # nobody reads it
-                self._holdings[index] = on_one(0, self._partitions, len(value.shape))
-        plan = Plan(
-            partitions=self._partitions,
-            schema_hash=graph.schema_hash,
-            holdings=tuple(self._holdings[index] for index in range(len(graph.values))),
-            staged=self._staged,
-        )
-        plan.check(graph)
-        return plan
-
-    def _place(self, at: int, here: Bound) -> None:
-        team = self._team_of[at]
-        outputs = [(k, index) for k, index in enumerate(here.outputs) if index is not None]
-        is_whole = any(is_opaque(here.call.picking(k)) for k, _ in outputs)
-        for k, index in outputs:
-            call = here.call.picking(k)
-            rank = len(call.shape)
-            choices = [] if is_whole or len(team) == 1 else self._choices(call, here, index, team)
-            best = min(choices, key=lambda holding: self._traffic(call, here, holding), default=None)
-            self._holdings[index] = best or on_one(team[0], self._partitions, rank)
-        if len(team) > 1 and not is_whole:
-            self._stage(at, here, team)
-        for k, index in outputs:
-            self._adopt(here.call.picking(k), here, self._holdings[index])
-
-    def _choices(self, call: Call, here: Bound, index: int, team: tuple[int, ...]) -> list[Holding]:
-        """The cuts of one output that come into question."""
-        shape = self._graph.values[index].shape
-        axes = [at for at in self._axes(call) if not isinstance(shape[at], Extent) and call.shape[at] > 1]
-        found = [along(at, _even(call.shape[at], team), self._partitions, len(shape)) for at in axes]
-        for value in here.values:
-            found += [
-                along(at, parts, self._partitions, len(shape))
-                for source, parts in self._cuts(value, team)
-                for at in axes
-                if call.shape[at] == source
-            ]
-            found += self._reshaped(call, value, shape, team)
-        return found
-
-    def _axes(self, call: Call) -> list[int]:
-        """The axes that may be cut: feature maps of windowed ops, unless they are to be cut in space."""
-        every = list(range(len(call.shape)))
-        if call.name in self._tiles:
-            return [at for at in every if at >= 2]
-        if "conv" in call.name or "pool" in call.name:
-            return [at for at in every if at == len(call.shape) - _space(call) - 1]
-        return every
-
-    def _cuts(self, value: int, team: tuple[int, ...]) -> list[tuple[int, dict[int, Indices]]]:
-        """How a value is cut already: the size of the axis, and each partition's indices."""
-        holding, shape = self._holdings.get(value, ()), self._graph.values[value].shape_at(_BATCH)
-        if any(share is not None and p not in team for p, share in enumerate(holding)):
-            return []
-        found = []
-        for at, size in enumerate(shape):
-            parts = {p: share[at] for p, share in enumerate(holding) if share is not None}
-            if parts and all(axis is not None for axis in parts.values()):
-                found.append((size, {p: axis for p, axis in parts.items() if axis is not None}))
-        return found
-
-    def _reshaped(
-        self, call: Call, value: int, shape: Sequence[object], team: tuple[int, ...]
-    ) -> list[Holding]:
-        """Where axes are merged or split: the same elements stay where they are."""
-        holding, source = self._holdings.get(value, ()), self._graph.values[value].shape_at(_BATCH)
-        if prod(source) != prod(call.shape) or source == call.shape or len(holding) == 0:
-            return []
-        found = []
-        for at in range(len(call.shape)):
-            if isinstance(shape[at], Extent):
-                continue
-            inner, parts = prod(call.shape[at + 1 :]), {}
-            for p, region in enumerate(regions_of(holding, source)):
-                if not region.is_empty:
-                    parts[p] = Indices.each(number // inner % call.shape[at] for number in region.flat())
-            sizes = sum(axis.size for axis in parts.values())
-            if sizes == call.shape[at] and set(parts) <= set(team):
-                found.append(along(at, parts, self._partitions, len(call.shape)))
-        return found
-
-    def _traffic(self, call: Call, here: Bound, holding: Holding) -> tuple[float, float]:
-        """What travels under a cut, activations and parameters alike; then how uneven it is."""
-        total, largest = 0, 0
-        for p, out in enumerate(regions_of(holding, call.shape)):
-            if out.is_empty:
-                continue
-            largest = max(largest, out.size)
-            for value, need in zip(here.values, needs(call, out), strict=True):
-                total += self._missing(value, need, p)
-        replicated = self._replicated(call, here, holding)
-        return total + replicated, largest
-
-    def _missing(self, value: int, need: AnyRegion, partition: int) -> int:
-        """How many elements of a need the partition would have to be sent."""
-        holding = self._holdings.get(value, EVERYWHERE)
-        if holding == EVERYWHERE or need.is_empty:
-            return 0
-        own = regions_of(holding, self._graph.values[value].shape_at(_BATCH))[partition]
-        return need.size - (need & own).size
-
-    def _replicated(self, call: Call, here: Bound, holding: Holding) -> int:
-        """How many elements of parameters that nobody owns yet more than one partition would read."""
-        found = 0
-        for at, value in enumerate(here.values):
-            if value not in self._holdings:
-                wanted = [needs(call, out)[at] for out in regions_of(holding, call.shape) if not out.is_empty]
-                whole = self._graph.values[value].shape_at(_BATCH)
-                found += max(sum(need.size for need in wanted) - prod(whole), 0)
-        return found
-
-    def _adopt(self, call: Call, here: Bound, holding: Holding) -> None:
-        """Give each parameter and buffer that nobody owns yet to those who read it first."""
-        for at, value in enumerate(here.values):
-            if value in self._holdings:
-                continue
-            shape = self._graph.values[value].shape_at(_BATCH)
-            if any(not needs(call, out)[at].is_empty for out in regions_of(holding, call.shape)):
-                self._holdings[value] = self._read_first(call, at, holding, shape)
-
-    def _read_first(self, call: Call, at: int, holding: Holding, shape: Shape) -> Holding:
-        found: list[Region | None] = []
-        taken: list[AnyRegion] = []
-        for out in regions_of(holding, call.shape):
-            need = needs(call, out)[at]
-            left = [each for each in uncovered(need, taken) if isinstance(each, Region)]
-            found.append(left[0] if left and len(left) == 1 else None)
-            taken += [left[0]] if found[-1] is not None else []
-        first = next((p for p, out in enumerate(regions_of(holding, call.shape)) if not out.is_empty), 0)
-        if uncovered(Region.whole(shape), taken):
-            return on_one(first, self._partitions, len(shape))
-        return tuple(None if region is None or region.is_empty else region.axes for region in found)
-
-    def _stage(self, at: int, here: Bound, team: tuple[int, ...]) -> None:
-        """Cut a normalisation or a sum over the axis that it reduces, if its input is cut there."""
-        outputs = [(k, index) for k, index in enumerate(here.outputs) if index is not None]
-        call, shape = here.call.picking(outputs[0][0]), here.call.inputs[0].shape if here.values else ()
-        if call.name not in _NORMS + _SUMS or len(outputs) != 1:
-            return
-        plan, holding = stages(call), self._holdings[here.values[0]]
-        inputs = regions_of(holding, shape) if holding else ()
-        if plan is None or plan.stages[0].space != shape or sum(not each.is_empty for each in inputs) < 2:
-            return
-        index = outputs[0][1]
-        if self._traffic(call, here, self._holdings[index] if call.name in _SUMS else holding)[0] == 0:
-            return
-        if call.name in _NORMS:
-            self._holdings[index] = holding
-        self._staged[at] = tuple(
-            StageCut(shares=holding, combined=on_one(team[0], self._partitions, len(stage.shape)))
-            for stage in plan.stages[:-1]
-        )
-
-
-def _even(size: int, team: Sequence[int]) -> dict[int, Indices]:
-    """An axis in even spans, one for each partition of a team.
-
-    >>> _even(5, (0, 2))
-    {0: Indices[0:2], 2: Indices[2:5]}
-    """
-    count = len(team)
-    return {p: Indices.span(size * at // count, size * (at + 1) // count) for at, p in enumerate(team)}
-
-
-def _space(call: Call) -> int:
-    """How many axes of space a convolution or pooling has."""
-    digits = [letter for letter in call.name if letter.isdigit()]
-    return int(digits[0]) if digits else max(len(call.shape) - 2, 1)
-
-
-class _RandomWalk(_Walk):
-    """Every value cut at random."""
-
-    def __init__(self, graph: Graph, partitions: int, rng: Random) -> None:
-        super().__init__(graph, partitions, {}, ())
-        self._rng = rng
-
-    def plan(self) -> Plan:
-        for index in self._graph.from_outside(Source.PARAMETER, Source.BUFFER, Source.INPUT):
-            value = self._graph.values[index]
-            is_everywhere = value.source is Source.INPUT and self._rng.random() < 0.5
-            self._holdings[index] = EVERYWHERE if is_everywhere else self._any(value.shape)
-        self._team_of = {at: () for at in range(len(self._graph.nodes))}
-        return super().plan()
-
-    def _place(self, at: int, here: Bound) -> None:
-        outputs = [(k, index) for k, index in enumerate(here.outputs) if index is not None]
-        calls = [here.call.picking(k) for k, _ in outputs]
-        if any(is_opaque(call) for call in calls):
-            p = self._rng.randrange(self._partitions)
-            for (_, index), call in zip(outputs, calls, strict=True):
-                self._holdings[index] = on_one(p, self._partitions, len(call.shape))
-            return
-        for _, index in outputs:
-            self._holdings[index] = self._any(self._graph.values[index].shape)
-        plan, other = stages(calls[0]), stages(bound(self._graph, at, _BATCH + 1).call.picking(outputs[0][0]))
-        if plan is not None and other is not None and self._rng.random() < 0.6:
-            self._staged[at] = self._any_stages(plan, other)
-
-    def _any_stages(self, plan: Stages, other: Stages) -> tuple[StageCut, ...]:
-        """`other` is the same at another batch size: axes that differ count examples."""
-        return tuple(
-            StageCut(
-                shares=self._any(
-                    [a if a == b else Extent() for a, b in zip(one.space, two.space, strict=True)]
-                ),
-                combined=self._any(
-                    [a if a == b else Extent() for a, b in zip(one.shape, two.shape, strict=True)]
-                ),
-            )
-            for one, two in zip(plan.stages[:-1], other.stages[:-1], strict=True)
-        )
-
-    def _any(self, shape: Sequence[int | Extent]) -> Holding:
-        axes = [at for at, size in enumerate(shape) if not isinstance(size, Extent) and size > 1]
-        if not axes or self._rng.random() < 0.15:
-            return on_one(self._rng.randrange(self._partitions), self._partitions, len(shape))
-        at = self._rng.choice(axes)
-        size = shape[at]
-        assert isinstance(size, int)
-        return along(at, self._parts(size), self._partitions, len(shape))
-
-    def _parts(self, size: int) -> dict[int, Indices]:
-        count = self._partitions
-        if self._rng.random() < 0.25:
-            owner = [self._rng.randrange(count) for _ in range(size)]
-            return {p: Indices.each(at for at in range(size) if owner[at] == p) for p in range(count)}
-        ends = sorted(self._rng.randint(0, size) for _ in range(count - 1))
-        order = self._rng.sample(range(count), count)
-        return {p: Indices.span(a, b) for p, (a, b) in zip(order, pairwise([0, *ends, size]), strict=True)}
+    at = 0
+    for rate in rates:
+        runs.append([])
+        while at < len(layers) and _cost(runs[-1]) + layers[at][0] <= limit * rate:
+            runs[-1].append(layers[at])
+            at += 1
+    return list(runs) if at == len(layers) else None

@@ -99,11 +99,13 @@ class ReplicaCompute:
             None if task.local is None else LocalSteps(task.local, task.layout.space, self._parameters)
         )
         self._keeps_gradients = False
-        for index, parameter in enumerate(self._parameters):
-            parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        large = () if self._clips_first else self._block.large
+        self._others = {i: own for i, own in enumerate(self._parameters) if i not in large}
+        for index in large:
+            self._parameters[index].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda parameter, index=index: self._took(index, parameter)
             )
+        self._drop_gradients()
 
     def swap(self, buffer: int) -> None:
         """Take the parameters from this buffer from now on; between two minibatches only."""
@@ -120,7 +122,7 @@ class ReplicaCompute:
         """
         if wish.is_first:
             self._block.begin()
-        self._block.use(wish.buffer)
+        self._block.use(wish.buffer, ends=wish.is_last)
         self._keeps_gradients = wish.local_step or self._clips_first
         try:
             loss, examples = self._step(wish)
@@ -164,6 +166,7 @@ class ReplicaCompute:
         self._expect_unwritten(before)
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
+            self._take_others()
         return loss.item(), examples
 
     def _expect_unwritten(self, before: list[int]) -> None:
@@ -178,21 +181,31 @@ class ReplicaCompute:
                 )
 
     def _took(self, index: int, parameter: Tensor) -> None:
-        """Backward has finished this parameter's gradient: copy it out, unless all must be there to be clipped."""
-        gradient = parameter.grad
+        """Backward has finished a large parameter's gradient: copy it out while it is in cache."""
+        gradient = self._measured(parameter.grad)
+        self._block.add(index, gradient)
+        if not self._keeps_gradients:
+            parameter.grad = None
+
+    def _take_others(self) -> None:
+        """Backward is over: copy out the gradients of all the others, unless they are to be clipped first."""
+        present = {index: own for index, own in self._others.items() if own.grad is not None}
+        gradients = {index: self._measured(own.grad) for index, own in present.items()}
+        if self._clips_first:
+            return
+        self._block.add_all(gradients)
+        if not self._keeps_gradients:
+            for parameter in present.values():
+                parameter.grad = None
+
+    def _measured(self, gradient: Tensor | None) -> Tensor:
+        """The gradient in ordinary memory, its norm noted if one is wanted."""
         assert gradient is not None
         if self._task.clip_norm is not None:
             precise = torch.promote_types(gradient.dtype, torch.float32)
             self._norms.append(torch.linalg.vector_norm(gradient, dtype=precise))
-        if not self._clips_first:
-            self._copy_out(index, gradient)
-        if not self._keeps_gradients:
-            parameter.grad = None
-
-    def _copy_out(self, index: int, gradient: Tensor) -> None:
-        """Copy a gradient to where shards read it, or add it to the block's."""
         # In one copy from where it is; slice by slice and added there would be many.
-        self._block.add(index, gradient.to(CPU) if self._has_own_memory else gradient)
+        return gradient.to(CPU) if self._has_own_memory else gradient
 
     @torch.no_grad()
     def _clip(self) -> float:
@@ -204,10 +217,8 @@ class ReplicaCompute:
         factor = clip_factor(total, self._task.clip_norm)
         if not self._clips_first:
             return factor
-        for index, parameter in enumerate(self._parameters):
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-                self._copy_out(index, parameter.grad)
+        gradients = {i: own.grad.mul_(factor) for i, own in self._others.items() if own.grad is not None}
+        self._block.add_all({i: own.to(CPU) for i, own in gradients.items()})
         return 1.0
 
     def _drop_gradients(self) -> None:

@@ -353,8 +353,8 @@ def connect_shards(
     """Connect a worker with every shard that holds something.
 
     Args:
-        settings: "name"; "replica", its number; "partition", its own, if the model is cut; "shards"; "tcp": a mapping with "token" and "addresses" by role,
-            or nothing for shared memory.
+        settings: "name"; "replica", its number; "incarnation", 0 if it is not there; "partition", its own, if the model is
+            cut; "shards"; "tcp": a mapping with "token" and "addresses" by role, or nothing for shared memory.
         fds: for shared memory, a connection and memory for each shard.
         num_gradients: sets of gradient vectors.
         is_reader: it never pushes.
@@ -367,7 +367,13 @@ def connect_shards(
             ends = fds[2 * index : 2 * index + 2]
             exchanges[shard] = SharedExchange.from_fds(f"shard{shard}", ends, plan, writable=not is_reader)
             continue
-        me = introduction(settings["name"], layout, shard, replica=settings["replica"])
+        me = introduction(
+            settings["name"],
+            layout,
+            shard,
+            replica=settings["replica"],
+            incarnation=settings.get("incarnation", 0),
+        )
         caller = Caller(
             me=me.name,
             peer=f"shard{shard}",
@@ -384,7 +390,7 @@ def connect_coordinator(settings: Mapping[str, Any], fd: int | None) -> Connecti
     if (told := settings.get("tcp")) is None:
         assert fd is not None
         return Connection.from_fd(fd, "coordinator")
-    me = JoinCoordinator(role="replica", number=settings["replica"], incarnation=0)
+    me = JoinCoordinator(role="replica", number=settings["replica"], incarnation=settings["incarnation"])
     return call_coordinator(settings["name"], me, told)
 
 

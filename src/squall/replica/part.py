@@ -137,7 +137,7 @@ class PartCompute:
         """
         if wish.is_first:
             self._block.begin()
-        self._block.use(wish.buffer)
+        self._block.use(wish.buffer, ends=wish.is_last)
         for value, index in self._trained.items():
             self._worker.values[value] = self._parameters[index].detach()
         examples = self._task.minibatches.size(wish.position)
@@ -215,14 +215,13 @@ class PartCompute:
 
     def settle(self, wish: Compute, scale: float) -> PartGradient:
         """Add its part of the gradient, scaled, to the block's, and take a local step if that is wished for."""
-        for index, gradient in sorted(self._found.items()):
-            if scale != 1.0:
-                gradient = gradient * scale
-            self._block.add(index, gradient)
-            if wish.local_step:
-                self._parameters[index].grad = gradient
+        if scale != 1.0:
+            self._found = {index: gradient * scale for index, gradient in self._found.items()}
+        self._block.add_all(self._found)
         if wish.local_step:
             assert self._local is not None
+            for index, gradient in self._found.items():
+                self._parameters[index].grad = gradient
             self._local.step(wish.minibatches)
             for index in self._found:
                 self._parameters[index].grad = None

@@ -1,5 +1,6 @@
 """The process of one worker: sockets and a model around a `ReplicaSession`."""
 
+import os
 import select
 import signal
 import time
@@ -50,7 +51,7 @@ def serve(
 
     Args:
         settings: "name"; "threads"; "shards", the shards with slices of this worker's partition; "replica";
-            "num_replicas"; "tcp", if it is to connect that way (see `squall.replica.exchange.connect_shards`).
+            "incarnation"; "num_replicas"; "tcp", if it is to connect that way (see `squall.replica.exchange.connect_shards`).
         load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
         fds: of a lead of several workers, what `squall.replica.crew` wants for the others; the memory for the model's
@@ -194,6 +195,13 @@ class ReplicaRunner:
         self._poll = select.poll()
         for fd in (*self._by_fd, self._coordinator.fileno()):
             self._poll.register(fd, select.POLLIN)
+        # Of the coordinator alone: a look at nothing costs less than a read of nothing.
+        self._calls = select.poll()
+        self._calls.register(self._coordinator.fileno(), select.POLLIN)
+        # A poll goes on after a signal; what it wakes is this descriptor.
+        self._woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waking)
+        self._poll.register(self._woken, select.POLLIN)
         self._is_done = False
 
     def run(self) -> None:
@@ -217,7 +225,9 @@ class ReplicaRunner:
         if self._session.phase is Phase.AWAITING:
             self._outbox.send()
         for fd, _ in self._poll.poll(self._outbox.due_ms):
-            if fd not in self._by_fd:
+            if fd == self._woken:
+                os.read(fd, 64)
+            elif fd not in self._by_fd:
                 self._hear_coordinator()
             for line in self._by_fd.get(fd, ()):
                 self._hear_shard(line)
@@ -263,11 +273,11 @@ class ReplicaRunner:
 
     def _hear_coordinator(self) -> None:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""
-        while arrived := self._coordinator.arrived():
-            for message, _ in arrived:
+        while self._calls.poll(0):
+            for message, _ in self._coordinator.arrived():
                 self._hear(message)
-        if self._coordinator.is_ended:
-            raise LostError(reason=f"{self.name} lost its connection to {self._coordinator.name}")
+            if self._coordinator.is_ended:
+                raise LostError(reason=f"{self.name} lost its connection to {self._coordinator.name}")
 
     def _hear(self, message: Any) -> None:
         """A message of the coordinator: for the session, and a lease for whoever loads ahead, too."""

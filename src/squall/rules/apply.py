@@ -172,31 +172,48 @@ def copy_and_check_(dst: Tensor, src: Tensor, *, accumulate: bool) -> bool:
     >>> copy_and_check_(total, torch.tensor([1.0, float("inf")]), accumulate=True), total
     (False, tensor([2., inf]))
     """
-    is_finite = True
+    is_good = True
     for there, here in zip(_chunks(dst), _chunks(src), strict=True):
-        if accumulate:
-            there.add_(here)
-        else:
-            there.copy_(here)
-        is_finite = is_finite and _first_not_finite(there) is None
-    return is_finite
+        _copy_(there, here, accumulate)
+        is_good = is_good and is_finite(there)
+    return is_good
 
 
-def copy_gradient_(pieces: Sequence[Piece], grad: Tensor, *, accumulate: bool) -> bool:
+def copy_gradient_(pieces: Sequence[Piece], grad: Tensor, *, accumulate: bool, check: bool = True) -> bool:
     """Copy a parameter's gradient into the slices' gradient vectors, or add it, and say whether it is finite.
 
     Args:
         pieces: of that parameter, from `squall.model.install.pieces_of`; their vectors are written.
         grad: of the parameter's shape, in any memory order; a sparse one counts as dense.
         accumulate: add to what is there, as for the second and later minibatches of a push.
+        check: whether to look; else all counts as finite.
     """
     dense = grad if grad.layout is torch.strided else grad.to_dense()
     flat = dense.reshape(-1)
-    verdicts = [
-        copy_and_check_(piece.vector, flat[piece.start : piece.stop], accumulate=accumulate)
-        for piece in pieces
-    ]
-    return all(verdicts)
+    verdict = True
+    for piece in pieces:
+        part = flat[piece.start : piece.stop]
+        if check:
+            verdict &= copy_and_check_(piece.vector, part, accumulate=accumulate)
+        else:
+            _copy_(piece.vector, part, accumulate)
+    return verdict
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Whether all values are finite.
+
+    >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    """
+    return _first_not_finite(vector) is None
+
+
+def _copy_(dst: Tensor, src: Tensor, accumulate: bool) -> None:
+    if accumulate:
+        dst.add_(src)
+    else:
+        dst.copy_(src)
 
 
 def _slots_per_tensor(spec: SliceSpec, params: Tensor, rules: RulePerTensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from squall.model.randomness import random_state_kept
 from squall.partition import planner
 from squall.partition.coupling import refuse_coupled
 from squall.partition.cut import Cut, WithLoss
-from squall.partition.plan import Plan
+from squall.partition.model_plan import Plan
 from squall.training.job import Job
 
 
@@ -32,11 +32,11 @@ def cut_of(
         return None
     _refuse_not_built(job, data_workers)
     captured = captured_for(model, objective, minibatches)
-    plan = job.partitions
-    if isinstance(plan, int):
+    if isinstance(job.partitions, Plan):
+        plan = job.partitions.on(captured.graph)
+    else:
         make = planner.vertical if job.microbatches == 1 else planner.horizontal
-        plan = make(captured.graph, plan)
-    assert isinstance(plan, Plan)
+        plan = make(captured.graph, job.partitions)
     plan.check(captured.graph)
     cut = Cut(captured=captured, plan=plan, microbatches=job.microbatches)
     if job.microbatches > 1:

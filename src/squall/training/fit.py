@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from squall.errors import ConfigError, RunError, SquallError
+from squall.faults import in_words
 from squall.model.parameters import master_dtype
 from squall.observe.events import Ended, Evaluated, Event
 from squall.observe.files import write_atomic
@@ -206,6 +207,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
         "compute": compute,
         "identity": prepared.identity,
         "layout": layout.layout_json(),
+        "chaos": in_words(job.faults),
         "began_at": began_at,  # second 0 of the run, as seconds since 1970
     }
     for name in (

@@ -1,6 +1,6 @@
 """What a user asks for: one value that says model, data, strategy and cluster."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from os import PathLike
@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from squall.errors import ConfigError
+from squall.faults import Fault, faults_of
 from squall.model.objective import Loss, Metric, Step
 from squall.model.precision import check_precision
-from squall.partition.plan import Plan
+from squall.partition.model_plan import Plan
 from squall.training.strategies import Downpour, expect_whole, not_built
 
 ModelLike = nn.Module | Callable[[], nn.Module]
@@ -51,7 +52,7 @@ class Job:
         metrics: name to ``function(output, target)``; cross_entropy brings "accuracy".
         strategy: how replicas teach one another.
         replicas, shards: how many of each.
-        partitions: over how many workers each replica's model is cut: a number, or a `Plan` of its training graph. A number
+        partitions: over how many workers each replica's model is cut: a number, or what `squall.plan` made. A number
             cuts through layers; with `microbatches`, between layers.
         microbatches: in how many parts, at most, a minibatch is computed by a model that is cut, so that workers whose
             layers follow one another are busy at the same time. The gradient is the same.
@@ -68,7 +69,7 @@ class Job:
             `Run.predict`; parameters and gradients keep their dtypes. None: all in the model's own dtypes.
         evaluate_every: epochs between evaluations, a float.
         checkpoint_every: epochs between checkpoints while the run goes on, a float; None: there is one at its end and
-            when it is stopped. Each is one cut: all slices hold the same work. The newest two are kept, and
+            when it is stopped. Each is one cut: all slices hold the same work, and
             ``resume=True`` goes on from the newest whole one, also after every process has been killed.
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
@@ -82,6 +83,9 @@ class Job:
         out: the run directory; None: a temporary one, which the summary names.
         progress: show the live view.
         loggers: told every event, as `squall.TensorBoard(directory)`.
+        keep_checkpoints: how many whole checkpoints stay, the newest ones; the last whole one is never removed.
+        chaos: what is to go wrong, in the language of `squall.faults`, as in ``"kill:replica@p=0.01"``; drawn from the
+            run's seed.
 
     Raises:
         ConfigError: the request contradicts itself or asks for what is not built yet.
@@ -125,15 +129,18 @@ class Job:
     out: str | PathLike[str] | None = None
     progress: bool = True
     loggers: tuple[Any, ...] = ()
+    chaos: str | Sequence[Fault] = ()
+    keep_checkpoints: int = 2
     recipe: Recipe | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_counts()
         self._check_kinds()
         self._check_not_built()
+        faults_of(self.chaos, "Job(chaos=)")
 
     def _check_counts(self) -> None:
-        for name in ("replicas", "partitions", "microbatches", "shards", "batch_size"):
+        for name in ("replicas", "partitions", "microbatches", "shards", "batch_size", "keep_checkpoints"):
             if name == "partitions" and isinstance(self.partitions, Plan):
                 continue
             expect_whole(f"Job({name}=)", getattr(self, name), 1)
@@ -198,6 +205,11 @@ class Job:
     @property
     def num_partitions(self) -> int:
         return self.partitions.partitions if isinstance(self.partitions, Plan) else self.partitions
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What is to go wrong."""
+        return faults_of(self.chaos, "Job(chaos=)")
 
     @property
     def num_steps(self) -> int | None:

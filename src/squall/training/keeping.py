@@ -12,9 +12,6 @@ from squall.errors import CorruptError
 from squall.training.checkpoint import finish_checkpoint, verify_checkpoint
 from squall.training.prepare import Prepared
 
-KEPT = 2
-"""Whole checkpoints that are kept: the newest, and one more, should it turn out to be damaged."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sealed:
@@ -51,6 +48,7 @@ class CheckpointKeeper:
         every = prepared.job.checkpoint_every
         self._every = None if every is None else every * prepared.plan.minibatches_per_epoch
         self._last = float(prepared.settled.num_minibatches)
+        self._kept = prepared.job.keep_checkpoints
         self._pending: _Pending | None = None
         self._whole: set[Path] = set()  # known to be: sealed or read by this process
 
@@ -111,10 +109,13 @@ class CheckpointKeeper:
         return Sealed(path=path, minibatches=pending.minibatches)
 
     def _clear(self) -> None:
-        """Remove all that is older than the newest whole ones; a damaged one counts for nothing and stays."""
+        """Remove all that is older than the newest whole ones; a damaged one counts for nothing and stays.
+
+        The newest has just been sealed, which reads all of its files: one that is whole is always left.
+        """
         kept = 0
         for path in sorted(_numbered(self._folder), reverse=True, key=lambda path: int(path.name)):
-            if kept < KEPT:
+            if kept < self._kept:
                 kept += self._is_whole(path)
             else:
                 shutil.rmtree(path)

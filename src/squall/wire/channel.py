@@ -23,6 +23,7 @@ _KERNEL_BYTES = 1024  # what the kernel keeps of a send buffer for its own books
 _FD_BYTES = array.array("i").itemsize
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # as int: the enum's operators cost a microsecond
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_AT_ONCE = _CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
 
 
@@ -52,8 +53,6 @@ class Channel:
         granted_bytes = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         self.max_message_bytes = min(MAX_MESSAGE_BYTES, granted_bytes - _KERNEL_BYTES)
         self._buffer = np.empty(MAX_MESSAGE_BYTES, dtype=np.uint8).data  # takes no memory until written to
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
         self.bytes_sent = self.messages_sent = 0
         self.bytes_received = self.messages_received = 0
         self.is_ended = False
@@ -109,10 +108,20 @@ class Channel:
         Raises:
             RemoteProtocolError: more than a message may hold.
         """
+        return self._receive(_CLOSE_ON_EXEC)
+
+    def try_receive(self) -> tuple[bytes, tuple[int, ...]] | None:
+        """Return a message that is already there; None where there is none, or at the end (`is_ended`)."""
+        try:
+            return self._receive(_AT_ONCE)
+        except BlockingIOError:
+            return None
+
+    def _receive(self, how: int) -> tuple[bytes, tuple[int, ...]] | None:
         while not self.is_ended:
             try:
                 num_bytes, ancillary, flags, _ = self._socket.recvmsg_into(
-                    [self._buffer], _ANCILLARY_BYTES, _CLOSE_ON_EXEC
+                    [self._buffer], _ANCILLARY_BYTES, how
                 )
             except ConnectionResetError:
                 continue  # the peer closed before it read all: said once, before what it sent us earlier
@@ -129,10 +138,6 @@ class Channel:
             _close_all(fds)
             self.is_ended = True
         return None
-
-    def try_receive(self) -> tuple[bytes, tuple[int, ...]] | None:
-        """Return a message that is already there; None where there is none, or at the end (`is_ended`)."""
-        return self.receive() if self._poll.poll(0) else None
 
     def arrived(self) -> list[tuple[bytes, tuple[int, ...]]]:
         """A message that is already there, as a list of one; `is_ended` at the end."""

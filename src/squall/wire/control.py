@@ -155,7 +155,7 @@ class Happened(Noun, frozen=True, kw_only=True, tag=112):
     Attributes:
         kind: the event's class.
         role: of Joined and Left; the replica's name for Redone.
-        number: Joined: incarnation; Redone: attempt.
+        number: Joined and Left: incarnation; Redone: attempt.
     """
 
     kind: str
