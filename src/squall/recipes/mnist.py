@@ -46,7 +46,7 @@ def mnist(data: str = "", images: int = 20_000, test: str = "t10k") -> squall.Jo
 
 
 def network() -> nn.Module:
-    """Two convolutions with pooling, and one linear layer."""
+    """Two convolutions with pooling, and two linear layers."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28)),
         nn.Conv2d(1, 16, 5, padding=2),
@@ -56,7 +56,9 @@ def network() -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(32 * 7 * 7, 10),
+        nn.Linear(32 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     )
 
 
