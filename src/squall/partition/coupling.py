@@ -3,6 +3,7 @@
 Found from needs: an op whose first examples need other examples' rows couples them. The loss may, if it is a mean.
 """
 
+from squall.errors import ConfigError
 from squall.model.graph import Extent, Graph, Size, Value
 from squall.partition.call import Call
 from squall.partition.calls import bound
@@ -30,6 +31,22 @@ def couplings(graph: Graph, loss: int | None = None, within: str = "") -> tuple[
         if reason:
             found.append(f"{node.target} {reason} ({node.line or node.module or node.name})")
     return tuple(found)
+
+
+def refuse_coupled(graph: Graph, loss: int | None) -> None:
+    """Refuse microbatches of a model that couples examples.
+
+    Raises:
+        ConfigError: with every reason.
+    """
+    reasons = couplings(graph, loss)
+    if reasons:
+        raise ConfigError(
+            subject="microbatches",
+            expected="a model in which examples do not depend on one another",
+            got="; ".join(reasons),
+            remedy="Use one microbatch.",
+        )
 
 
 def _reason(graph: Graph, at: int, loss: int | None) -> str:

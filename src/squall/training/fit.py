@@ -239,7 +239,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
     }
     for name in (
         "replicas",
-        "partitions",
+        "microbatches",
         "shards",
         "epochs",
         "steps",
@@ -252,6 +252,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
         "durability",
     ):
         told[name] = _plain(getattr(job, name))
+    told["partitions"] = job.num_partitions
     directory.write_json(directory.job, told)
     rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
     write_atomic(directory.plan, plan_svg(rows, replicas=job.replicas, model=told["model"]))
