@@ -56,7 +56,9 @@ def measure(settings: Settings, place: Place) -> Report:
 
 def _works(*, quick: bool) -> dict[str, tuple[Work, int]]:
     """By the network's name: what is trained, and by how many replicas."""
-    small = Work(net=small_net(), batch_size=64, steps=QUICK_STEPS if quick else 6000, warm=2 if quick else 30)
+    small = Work(
+        net=small_net(), batch_size=64, steps=QUICK_STEPS if quick else 6000, warm=2 if quick else 30
+    )
     speech = Work(
         net=speech_net(quick=quick),
         batch_size=8 if quick else 128,
