@@ -69,6 +69,15 @@ def test_layers_are_placed_by_hand_by_name_pattern_and_weight() -> None:
     assert all(where == [1 if name.startswith("body.1.") else 0] for name, where in owners.items())
 
 
+def test_a_pattern_is_a_whole_name_and_not_the_beginning_of_one() -> None:
+    model = nn.Sequential()
+    for name in ("fc", "fc2"):
+        model.add_module(name, nn.Linear(32, 32))
+    made = plan(model, X, how={"fc": 0, "fc2": 1})
+    assert sizes(made, "fc.weight") == [32, 0]
+    assert sizes(made, "fc2.weight") == [0, 32]
+
+
 @pytest.mark.parametrize("way", ["vertical", "by hand"])
 def test_shares_follow_the_speeds_of_machines(way: str) -> None:
     machines = [squall.Machine(host="fast", speed=3.0), squall.Machine(host="slow", speed=1.0)]
@@ -221,8 +230,16 @@ def test_a_row_of_the_picture_is_a_layer_with_what_follows_it_in_the_same_place(
     ]
 
 
+def test_a_layer_without_parameters_to_which_something_crosses_has_a_row_of_its_own() -> None:
+    made = plan(net(), X, how={"0": 0, "2": [0, 1], "*": 1})
+    assert made.drawn is not None
+    names = [row.name for row in made.drawn.rows]
+    assert "3" in names
+    assert all(row.edges for row in made.drawn.rows if row.name in ("1", "3"))
+
+
 def test_bytes_in_the_picture_add_up_to_those_that_are_predicted(tmp_path: Path) -> None:
-    for name in ("lenet", "resnet"):
+    for name in ("lenet", "decoder"):
         model, (args, _) = EXAMPLES[name].model(), EXAMPLES[name].inputs(4)
         made = plan(model, args, partitions=3, how="vertical")
         assert made.drawn is not None
