@@ -18,7 +18,7 @@ GROUND = {"errors", "faults", "nouns", "slices", "blocks", "machines", "observe"
 _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
-_TRAINING_MAY = _ROLES_MAY | {"shard", "replica", "coordinator"}
+_TRAINING_MAY = _ROLES_MAY | {"partition", "shard", "replica", "coordinator"}
 _CLUSTER_MAY = _TRAINING_MAY | {"training", "loop"}
 # `squall plan` makes and draws a plan.
 _CLI_MAY = _CLUSTER_MAY | {"cluster", "partition"}
@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules": GROUND | {"model"},
     "data": GROUND | {"model"},
     "shard": _ROLES_MAY,
-    "replica": _ROLES_MAY,
+    # A worker computes one partition of a model.
+    "replica": _ROLES_MAY | {"partition"},
     "coordinator": _ROLES_MAY,
     # A user's own training loop is a replica that somebody else drives.
     "loop": _ROLES_MAY | {"replica"},
@@ -67,6 +68,7 @@ DECIDERS = {
     "coordinator/events.py",
     "coordinator/gate.py",
     "coordinator/hold.py",
+    "coordinator/lives.py",
     "coordinator/machine.py",
     "coordinator/members.py",
     "coordinator/work.py",
@@ -89,6 +91,7 @@ DECIDERS = {
     "replica/downpour.py",
     "replica/session.py",
     "shard/books.py",
+    "shard/commits.py",
     "shard/events.py",
     "shard/machine.py",
     "slices.py",

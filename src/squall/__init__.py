@@ -19,6 +19,7 @@ _PUBLIC = {
     "Run": "squall.training.run",
     "Job": "squall.training.job",
     "Downpour": "squall.training.strategies",
+    "Interval": "squall.training.durability",
     "Rule": "squall.rules.rule",
     "Sgd": "squall.rules.sgd",
     "Momentum": "squall.rules.momentum",
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from squall.rules.patterns import Rules as Rules
     from squall.rules.rule import Rule as Rule
     from squall.rules.sgd import Sgd as Sgd
+    from squall.training.durability import Interval as Interval
     from squall.training.job import Job as Job
     from squall.training.run import Run as Run
     from squall.training.run import load as load

@@ -34,6 +34,13 @@ MUST: dict[str, dict[str, float | None]] = {
         "two replicas, n = 10 / plain loop": 1.8,
     },
     "speech-one": {"one replica / plain loop": 0.9, "one replica, overlap / plain loop": 0.95},
+    "cut": {
+        "two by maps / one worker": 1.65,
+        "two by tiles / one worker": 1.65,
+        "two in line / one worker": 1.4,
+        "one partition / plain loop": 0.97,
+        "two by maps / plain loop": None,
+    },
     "speech-two": {
         "two replicas / plain loop": None,
         "ceiling / plain loop": None,
@@ -42,6 +49,12 @@ MUST: dict[str, dict[str, float | None]] = {
         "two replicas / plain loop, two threads": None,
     },
     "slow-replica": {"two replicas / data parallel": 2.2},
+    "durability": {
+        "small: interval / none": 0.95,
+        "small: ack / none": None,
+        "speech: interval / none": 0.95,
+        "speech: ack / none": None,
+    },
     "traffic": {"pushed, relays / run.traffic()": 0.02, "fetched x 2 / fetched with n = 1": 0.05},
     "time-to-loss": {
         "digits: plain loop / Downpour, n = 1": None,

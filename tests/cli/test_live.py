@@ -25,9 +25,11 @@ from squall.observe.events import (
     Left,
     Link,
     Progress,
+    Recovered,
     Redone,
     Refused,
     RoleStatus,
+    Unkept,
 )
 
 BLOCK = Block(0, 1, 10, 15)
@@ -55,6 +57,16 @@ NEWS: list[tuple[Event, str]] = [
         Checkpointed(time_s=9.0, path="runs/demo-1/checkpoints/2000", minibatches=2000),
         "   9.0 s  checkpoint after 2,000 minibatches: runs/demo-1/checkpoints/2000",
     ),
+    (
+        Recovered(time_s=7.1, role="shard0", incarnation=1, lost=1200),
+        "   7.1 s  shard0 is back, without 1,200 minibatches, which are done again",
+    ),
+    (Recovered(time_s=7.2, role="shard0", incarnation=1, lost=0), "   7.2 s  shard0 is back, without a loss"),
+    (
+        Unkept(time_s=7.3, role="shard1", why="No space left on device"),
+        "   7.3 s  shard1 cannot keep its state on disk: No space left on device",
+    ),
+    (Unkept(time_s=7.4, role="shard1", why=""), "   7.4 s  shard1 keeps its state on disk again"),
     (
         Disturbed(time_s=9.5, role="shard0", what="stop", fault="pause:shard,3s@t=9"),
         "   9.5 s  chaos, pause:shard,3s@t=9: stops shard0",

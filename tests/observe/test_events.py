@@ -22,9 +22,11 @@ from squall.observe.events import (
     Left,
     Link,
     Progress,
+    Recovered,
     Redone,
     Refused,
     RoleStatus,
+    Unkept,
     as_record,
 )
 
@@ -46,6 +48,8 @@ EVENTS: list[Event] = [
     Redone(time_s=1.0, block=BLOCK, attempt=2, replica=1, why="replica 0 was lost"),
     Refused(time_s=1.0, block=BLOCK, why="not finite"),
     Checkpointed(time_s=1.0, path="checkpoints/3", minibatches=3),
+    Recovered(time_s=1.0, role="shard0", incarnation=1, lost=3),
+    Unkept(time_s=1.0, role="shard0", why="No space left on device"),
     Ended(time_s=1.0, why="all steps are done"),
 ]
 

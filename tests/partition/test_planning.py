@@ -124,17 +124,30 @@ def test_a_request_that_contradicts_itself_is_refused(request_: dict[str, Any], 
         plan(net(), X, **request_)
 
 
+def test_a_plan_says_why_a_minibatch_cannot_be_computed_in_parts() -> None:
+    model, (args, _) = EXAMPLES["resnet"].model(), EXAMPLES["resnet"].inputs(4)
+    made = plan(model, args, partitions=2, how="horizontal")
+    assert made.predicted is not None
+    assert made.predicted.microbatches == 1
+    assert any("batch_norm" in reason and "couples examples" in reason for reason in made.couplings)
+    with pytest.raises(ConfigError, match=r"plan\(microbatches=\): expected 1.*couples examples"):
+        plan(model, args, partitions=2, how="horizontal", microbatches=2)
+    args, _ = EXAMPLES["dataclass"].inputs(4)
+    several = plan(EXAMPLES["dataclass"].model(), args, partitions=2, how="horizontal", microbatches=2)
+    assert several.couplings == ()
+
+
 def test_a_model_that_does_not_run_is_called_by_its_own_name() -> None:
     with pytest.raises(ModelError, match="model Sequential: expected a forward that runs"):
         plan(net(), torch.zeros(8, 31), partitions=2)
 
 
 def test_the_module_its_mode_and_the_generators_are_left_alone() -> None:
-    model = EXAMPLES["resnet"].model().eval()
+    model, (args, _) = EXAMPLES["resnet"].model().eval(), EXAMPLES["resnet"].inputs(4)
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(4)
     state = torch.get_rng_state()
-    plan(model, EXAMPLES["resnet"].inputs(4)[0], partitions=2, how="vertical")
+    plan(model, args, partitions=2, how="vertical")
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module.training for module in model.modules())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())

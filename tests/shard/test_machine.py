@@ -56,6 +56,7 @@ def push(request: int = 1, first: int = 0, length: int = 1, **facts: Any) -> Pus
         "absent": (),
         "not_finite": "",
         "into": 0,
+        "incarnation": 2,
     }
     return Push(request=request, **(known | facts))
 

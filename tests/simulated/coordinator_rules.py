@@ -22,6 +22,7 @@ from squall.coordinator.events import (
     Joined,
     Lost,
     Report,
+    ShardLost,
     Stop,
     Tick,
     ToReplica,
@@ -42,6 +43,7 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Returned,
 )
 from tests.simulated.shard_rules import positions, runs
 
@@ -73,6 +75,10 @@ class _Fate:
     done_before: int = 0
     """Blocks that were done when it was first leased."""
     end: str = ""
+    is_out: bool = False
+    """Leased, and not ended since."""
+    ended_before: str = ""
+    """How it had ended, if a shard has lost it since."""
 
 
 Places = frozenset[tuple[int, int, int]]
@@ -162,6 +168,10 @@ class CoordinatorRules:
         self.lacked: Places = frozenset()
         self.done_places: Places = frozenset(settled)
         self.stop: Stop | None = None
+        self.away: dict[int, float] = {}
+        self.lives: dict[int, tuple[int, Places | None]] = {}
+        self.num_done = 0
+        self.is_short = False  # a shard has lost something when nobody could do it again
         self.out: list[Any] = []
 
     def see(self, machine: CoordinatorMachine, event: Any, effects: tuple[Any, ...]) -> None:
@@ -175,7 +185,8 @@ class CoordinatorRules:
 
     def end(self, machine: CoordinatorMachine) -> None:
         ended = {block for block, fate in self.fates.items() if fate.end}
-        assert machine.settled.num_minibatches >= sum(block.num_minibatches for block in ended)
+        if not self.is_short:
+            assert machine.settled.num_minibatches >= sum(block.num_minibatches for block in ended)
         assert set(machine.refused) == {block for block, fate in self.fates.items() if fate.end == "refused"}
 
     def _take(self, event: Any) -> None:
@@ -196,6 +207,10 @@ class CoordinatorRules:
                 self.out.append(Diverging(what="the update", tensor=told.tensor, block=told.block))
                 if self.state != "leaving":
                     self._leave(event.now, "diverged")
+            case ShardLost():
+                self.away.setdefault(event.shard, event.now)
+            case FromShard(message=Returned() as told):
+                self._returned(event, told)
             case Tick():
                 getattr(self, f"_tick_{self.state}")(event.now)
             case Stop() if self.state == "running" and self.rests_at is not None and self.replicas:
@@ -212,6 +227,64 @@ class CoordinatorRules:
                 self._let_go(event, told)
             case FromShard(message=Held() as told) if self.state != "leaving":
                 self._held(event, told)
+
+    # Shards that were killed ------------------------------------------------------------------------------
+
+    def _returned(self, event: FromShard, told: Returned) -> None:
+        self.away.pop(event.shard, None)
+        known = self.lives.get(event.shard)
+        if known is not None and known[0] >= told.incarnation:
+            return
+        had = None if told.everywhere is None else _places(told.everywhere)
+        self.lives[event.shard] = (told.incarnation, had)
+        lost = frozenset() if had is None else self._done_places() - had
+        self.out.append(
+            Report(
+                event=events.Recovered(
+                    time_s=event.now,
+                    role=f"shard{event.shard}",
+                    incarnation=told.incarnation,
+                    lost=len(lost),
+                )
+            )
+        )
+        holding = self.holding
+        if holding is not None and holding.is_reached and holding.name is None:
+            self.wish = None
+        self._call_off(event.now)
+        if had is not None:
+            self._lose_places(event.shard, had, lost)
+        for replica in self.replicas.values():
+            replica.heard = event.now
+        self._go_on(event.now)
+
+    def _lose_places(self, shard: int, had: Places, lost: Places) -> None:
+        if self.state == "leaving" and lost:
+            self.why = f"shard{shard} came back without {len(lost)} minibatches"
+            self.is_short = True
+        for block, fate in self.fates.items():
+            if positions(block) <= had:
+                continue
+            if fate.shards_left is not None:
+                fate.shards_left = sorted({*fate.shards_left, shard})
+            elif fate.end:
+                fate.ended_before, fate.end = fate.end, ""
+                fate.finders, fate.tensor = [], ""
+                if fate.ended_before == "refused":
+                    self.num_refuse_requests += 1
+                    fate.request, fate.shards_left = self.num_refuse_requests, [shard]
+                    self._ask_shards(block)
+                else:
+                    self.back.append(block)
+                    fate.why_again = f"shard{shard} came back without it"
+
+    def _is_kept(self, report: Finished) -> bool:
+        """Every shard that acknowledged the block has it, as far as is known."""
+        for shard, incarnation in report.lives:
+            newest, had = self.lives.get(shard, (0, None))
+            if had is not None and incarnation < newest and not positions(report.block) <= had:
+                return False
+        return True
 
     # Checkpoints ----------------------------------------------------------------------------------------
 
@@ -417,7 +490,9 @@ class CoordinatorRules:
             replica.durations.append(now - replica.heard)
         if fate.end or fate.shards_left is not None:
             return
-        if report.outcome is Outcome.APPLIED:
+        if report.outcome is Outcome.APPLIED and not self._is_kept(report):
+            self._return(block, "a shard has come back without it")
+        elif report.outcome is Outcome.APPLIED:
             self._done(replica, report, now)
         elif report.outcome is Outcome.NOT_FINITE:
             fate.tensor = report.not_finite
@@ -432,8 +507,11 @@ class CoordinatorRules:
 
     def _done(self, replica: _Replica, report: Finished, now: float) -> None:
         fate = self.fates[report.block]
-        fate.end = "done"
+        fate.end, fate.is_out = "done", False
+        self.num_done += 1
         self.back = [block for block in self.back if block != report.block]
+        if fate.ended_before:
+            return
         self.warm_ended += 1
         self.refusals_in_a_row = 0
         replica.good += 1
@@ -475,7 +553,10 @@ class CoordinatorRules:
         fate.is_mixed |= Outcome.REPEATED in told.outcomes
         if fate.shards_left:
             return
-        fate.end, fate.shards_left = "refused", None
+        fate.end, fate.shards_left, fate.is_out = "refused", None, False
+        if fate.ended_before == "refused":
+            self._go_on(event.now)
+            return
         self.warm_ended += 1
         self.refusals_in_a_row += 1
         why = (
@@ -545,13 +626,11 @@ class CoordinatorRules:
 
     def _is_fresh_enough(self, block: Block) -> bool:
         """No push can become staler than the bound if this block is started too."""
-        if self.max_staleness is None or self.fates[block].num_leases > 0:
+        if self.max_staleness is None or self.fates[block].is_out:
             return True
-        started = [fate for fate in self.fates.values() if fate.num_leases > 0]
-        done = sum(fate.end == "done" for fate in started)
-        out = [fate for fate in started if not fate.end]
+        out = [fate for fate in self.fates.values() if fate.is_out]
         return len(out) <= self.max_staleness and all(
-            done - fate.done_before + len(out) <= self.max_staleness for fate in out
+            self.num_done - fate.done_before + len(out) <= self.max_staleness for fate in out
         )
 
     def _first(self) -> _Replica | None:
@@ -571,8 +650,8 @@ class CoordinatorRules:
         if not replica.held:
             replica.heard = now
         fate = self.fates[block]
-        if fate.num_leases == 0:
-            fate.done_before = sum(other.end == "done" for other in self.fates.values())
+        if not fate.is_out:
+            fate.done_before, fate.is_out = self.num_done, True
         fate.num_leases += 1
         fate.holders.append(replica.number)
         replica.held.append(block)
@@ -599,7 +678,7 @@ class CoordinatorRules:
         self._go_on(now)
 
     def _tick_running(self, now: float) -> None:
-        for replica in self.replicas.values():
+        for replica in [] if self.away else self.replicas.values():
             recent = replica.durations[-16:]
             patience = (
                 max(self.waiting.least_s, self.waiting.factor * median(recent))
@@ -664,6 +743,8 @@ class CoordinatorRules:
         for _, block, fate in sorted(settling, key=lambda entry: entry[0]):
             shards = ", ".join(f"shard{shard}" for shard in fate.shards_left or ())
             waits.append(f"{block} waits to be settled by {shards}")
+        for shard, since in self.away.items():
+            waits.append(f"the run waits for shard{shard} to come back, since {now - since:.0f} s")
         if self.holding is not None and self.holding.name is not None:
             names = ", ".join(f"shard{shard}" for shard in self.holding.to_go)
             waits.append(f"the checkpoint is over, but not heard of by {names}")

@@ -924,3 +924,124 @@ def stopped_without_rest(variant: int) -> Schedule:
         outside=(_stop(4.0),),
         faults=(Pause("replica0", 20.0, AtTime(2.5)),) if variant % 2 else (),
     )
+
+
+# Shards are killed, and come back ------------------------------------------------------------------------
+
+
+def _killed(shard: int, at_s: float, back_after_s: float = 0.15) -> Kill:
+    return Kill(f"shard{shard}", AtTime(at_s), back_after_s)
+
+
+@directed
+def shards_killed(variant: int) -> Schedule:
+    """One after the other, again and again, while updates run; with all that was done, or with less."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2 + variant % 3,
+        slices=((0, 1), (2,)),
+        n_push=1 + variant % 2,
+        n_fetch=(1, 2, 3)[variant % 3],
+        overlaps=variant % 4 == 3,
+        minibatches_per_epoch=24,
+        epochs=1,
+        keeps_every=(1, 3, 7)[variant % 3],
+        pace=Pace(apply_s=0.2 * (variant % 2), speeds=(3.0, 2.0)),
+        faults=tuple(_killed(n % 2, 1.0 + 0.61 * n + _shift(variant), 0.1 + 0.3 * (n % 2)) for n in range(5)),
+    )
+
+
+@directed
+def shard_killed_while_nobody_has_work(variant: int) -> Schedule:
+    """Two replicas wait for a lease while a third computes the last block, and slowly."""
+    return Schedule(
+        seed=variant,
+        num_replicas=3,
+        minibatches_per_epoch=1 + variant % 2,
+        epochs=1,
+        keeps_every=1 + variant % 2,
+        pace=Pace(speeds=(0.2,), jitter=0.0),
+        faults=tuple(_killed(variant % 2, 1.0 + 0.5 * n + _shift(variant, 0.02)) for n in range(3)),
+    )
+
+
+@directed
+def shard_killed_before_the_start(variant: int) -> Schedule:
+    return Schedule(
+        seed=variant,
+        pace=Pace(begin_s=1.0),
+        faults=tuple(_killed(variant % 2, 0.1 + 0.3 * n) for n in range(3)),
+    )
+
+
+@directed
+def shard_killed_while_all_leave(variant: int) -> Schedule:
+    """What is lost then nobody does again, and the end says so."""
+    return Schedule(
+        seed=variant,
+        epochs=None,
+        keeps_every=1 + variant % 3,
+        pace=Pace(speeds=(0.3,), jitter=0.0),
+        stop_at=6.0,
+        outside=(_stop(6.0 + _shift(variant, 0.02)),),
+        faults=tuple(_killed(variant % 2, 6.1 + 0.4 * n) for n in range(3)),
+    )
+
+
+@directed
+def shard_killed_after_the_end(variant: int) -> Schedule:
+    return Schedule(
+        seed=variant,
+        minibatches_per_epoch=2,
+        epochs=1,
+        linger_s=30.0,
+        faults=tuple(_killed(variant % 2, 20.0 + 0.5 * n) for n in range(3)),
+    )
+
+
+@directed
+def shard_killed_in_a_hold(variant: int) -> Schedule:
+    """Whatever a hold has come to: it is tried again, or the cut is given up; none is stored in halves."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2 + variant % 2,
+        slices=((0, 1), (2,), (3,)),
+        minibatches_per_epoch=24,
+        epochs=1,
+        keeps_every=1 + variant % 3,
+        checkpoints=(1.0, 2.5, 4.0, 5.5),
+        pace=Pace(speeds=(3.0, 2.0)),
+        faults=(
+            Delay(0.05, 0.04),
+            *(_killed((variant + n) % 3, 1.0 + 0.53 * n + _shift(variant, 0.03)) for n in range(8)),
+        ),
+    )
+
+
+@directed
+def shard_killed_when_blocks_are_refused(variant: int) -> Schedule:
+    """What was settled as refused and is lost is settled again; nobody computes it a third time."""
+    return Schedule(
+        seed=variant,
+        num_replicas=2,
+        slices=((0,), (1,), ()),
+        minibatches_per_epoch=9,
+        epochs=2,
+        keeps_every=4,
+        poisoned=((0, 1 + variant % 3), (1, 5)),
+        pace=Pace(speeds=(2.0,)),
+        faults=tuple(_killed(n % 3, 2.0 + 0.4 * n + _shift(variant, 0.1)) for n in range(9)),
+    )
+
+
+@directed
+def shard_killed_under_a_bound(variant: int) -> Schedule:
+    return Schedule(
+        seed=variant,
+        num_replicas=3,
+        minibatches_per_epoch=14,
+        max_staleness=variant % 3,
+        keeps_every=1 + variant % 4,
+        pace=Pace(speeds=(3.0, 1.0)),
+        faults=tuple(_killed(n % 2, 1.0 + 1.3 * n + _shift(variant)) for n in range(4)),
+    )

@@ -44,7 +44,8 @@ def _wrong_end(result: Result) -> Iterator[str]:
         "diverged": bool(schedule.sick or schedule.ruined or len(schedule.poisoned) > 2),
         "stopped": schedule.stop_at is not None or bool(schedule.outside),
     }
-    if not is_done(result) and not is_allowed.get(result.why, False):
+    is_short = "came back without" in result.why and schedule.keeps_every > 1
+    if not is_done(result) and not is_short and not is_allowed.get(result.why, False):
         yield f"ended because of {result.why!r}"
     if sum(isinstance(effect, Ended) for effect in result.told) != 1:
         yield "the end was not told once"

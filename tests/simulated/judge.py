@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from squall.blocks import Block
 from squall.coordinator.events import FromReplica, ToReplica
 from squall.coordinator.machine import CoordinatorMachine
 from squall.machines import Machine, key_of
@@ -15,7 +14,7 @@ from squall.shard.machine import ShardMachine
 from squall.wire.messages import Ask, Lease
 from tests.simulated.coordinator_rules import CoordinatorRules
 from tests.simulated.replica_rules import ReplicaRules
-from tests.simulated.shard_rules import ShardRules, positions
+from tests.simulated.shard_rules import ShardRules
 
 
 class Judge:
@@ -45,12 +44,11 @@ class Judge:
         self._slices = {shard: held for shard, held in enumerate(slices) if held}
         self._replicas: dict[int, ReplicaRules] = {}  # by the identity of the session
         self._kept: list[Machine] = []  # so that no identity is used twice
-        self._shards = [ShardRules(shard, incarnation, held) for shard, held in enumerate(slices)]
-        for shard, rules_of_shard in enumerate(self._shards):
-            for known, book in zip(rules_of_shard.slices, books[shard], strict=True):
-                known.version = book.version
-                for entry in book.settled.entries():
-                    known.applied |= positions(Block(*entry))
+        self._shards = [ShardRules(shard, incarnation, books[shard]) for shard in range(len(slices))]
+
+    def came_back(self, shard: int, incarnation: int, books: Sequence[SliceBook]) -> None:
+        """A shard that was killed goes on from these books."""
+        self._shards[shard] = ShardRules(shard, incarnation, books)
 
     def watch(self, name: str, machine: Machine, event: Any, effects: tuple[Any, ...]) -> None:
         phase, seen = machine.story[-1]

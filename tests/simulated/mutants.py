@@ -34,6 +34,7 @@ FILES = (
     "coordinator/members.py",
     "coordinator/gate.py",
     "coordinator/hold.py",
+    "coordinator/lives.py",
     "coordinator/work.py",
     "replica/session.py",
     "replica/downpour.py",

@@ -15,6 +15,7 @@ from squall.replica.session import (
     FromCoordinator,
     FromShard,
     Quit,
+    Reconnected,
     ReplicaSession,
     Started,
     Swap,
@@ -41,7 +42,7 @@ class _Work:
     """A block in hand, or pushed."""
 
     lease: Lease
-    based_on: dict[int, int]
+    based_on: dict[int, SliceState]
     buffer: int
     done: int = 0
     losses: list[float] = field(default_factory=list)
@@ -62,6 +63,7 @@ class _Flight:
     open: dict[int, Fetch | Push] = field(default_factory=dict)
     states: dict[int, SliceState] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    lives: dict[int, int] = field(default_factory=dict)
 
 
 Effects: TypeAlias = list[Any]
@@ -113,6 +115,9 @@ class ReplicaRules:
                     ToShard(shard=shard, message=message) for shard, message in open_now.items()
                 ]
                 return again + [ToCoordinator(message=ask) for ask in self.asks.values()]
+            case Reconnected(shard=shard):
+                request = self.flight.open.get(shard) if self.flight is not None else None
+                return [] if request is None else [ToShard(shard=shard, message=request)]
             case Computed():
                 return self._computed(event)
             case FromShard():
@@ -143,6 +148,7 @@ class ReplicaRules:
         if flight is None or request is None or event.message.request != request.request:
             return self._drop()
         del flight.open[event.shard]
+        flight.lives[event.shard] = event.message.incarnation
         flight.states |= {state.slice: state for state in event.message.states}
         if isinstance(event.message, Pushed):
             flight.outcomes |= dict(zip(self.slices[event.shard], event.message.outcomes, strict=True))
@@ -173,7 +179,8 @@ class ReplicaRules:
             attempt=work.lease.attempt,
             minibatches=work.block.stop - work.block.first,
             examples=work.examples,
-            based_on=tuple(work.based_on[number] for number in self.slices[shard]),
+            based_on=tuple(work.based_on[number].version for number in self.slices[shard]),
+            incarnation=work.based_on[self.slices[shard][0]].incarnation,
             absent=work.last.absent,
             not_finite=work.last.not_finite,
             buffer=work.buffer,
@@ -207,7 +214,9 @@ class ReplicaRules:
     def _report(self, work: _Work, flight: _Flight) -> Finished:
         assert work.last is not None
         applied = [number for number, outcome in flight.outcomes.items() if outcome is Outcome.APPLIED]
-        behind = [flight.states[number].version - 1 - work.based_on[number] for number in applied]
+        behind = [
+            max(flight.states[number].version - 1 - work.based_on[number].version, 0) for number in applied
+        ]
         verdict = Outcome.APPLIED
         for worse in (Outcome.NOT_FINITE, Outcome.REFUSED):
             if worse in flight.outcomes.values():
@@ -220,6 +229,7 @@ class ReplicaRules:
             loss_sum=sum(work.losses),
             examples=work.examples,
             staleness=sum(behind) / len(behind) if behind else 0.0,
+            lives=tuple(flight.lives.items()),
         )
 
     # Leases ---------------------------------------------------------------------------------------------
@@ -263,8 +273,7 @@ class ReplicaRules:
         return self._land(lambda: self._fetch(lambda: self._begin(answer)))
 
     def _begin(self, lease: Lease) -> Effects:
-        versions = {number: state.version for number, state in self.states.items()}
-        self.work = _Work(lease, versions, self.gradient)
+        self.work = _Work(lease, dict(self.states), self.gradient)
         return self._compute()
 
     # Minibatches ----------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ its name.
 import random
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from squall.blocks import Block, BlockSet
+from squall.blocks import Block, BlockSet, Outcome
 from squall.cluster.modelled import ModelledArithmetic
 from squall.cluster.world import Outside, Pace, Watch, World
 from squall.coordinator.events import Checkpoint
@@ -21,7 +22,7 @@ from squall.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, F
 from squall.machines import Machine
 from squall.replica.downpour import Compute, DownpourLoop, downpour
 from squall.shard.books import SliceBook
-from squall.shard.events import Apply, Worker
+from squall.shard.events import Apply, Record, Worker
 from squall.shard.machine import ShardMachine
 from tests.simulated.coordinator_rules import CoordinatorRules, Waiting
 from tests.simulated.judge import Judge
@@ -68,6 +69,8 @@ class Schedule:
     ahead_of_books: tuple[tuple[int, int, int, int, int], ...] = ()
     """Ranges (slice, stage, epoch, first, stop) that one slice has besides, unknown to the coordinator."""
     incarnation: int = 0
+    keeps_every: int = 1
+    """A shard that is killed comes back as after its last change but so many; 1: with every change."""
     stop_at: float | None = None
     checkpoints: tuple[float, ...] = ()
     """When checkpoints are asked for."""
@@ -121,7 +124,20 @@ def random_schedule(seed: int) -> Schedule:
         times = sorted(draw.uniform(0.0, 12.0) for _ in range(draw.randint(1, 4)))
         rests = num_replicas == 1 and draw.random() < 0.5
         schedule = replace(schedule, checkpoints=tuple(times), rests=rests)
+    if draw.random() < 0.4:
+        schedule = _with_killed_shards(draw, schedule)
     return schedule
+
+
+def _with_killed_shards(draw: random.Random, schedule: Schedule) -> Schedule:
+    kills = [
+        Kill(
+            f"shard{draw.randrange(len(schedule.slices))}", AtTime(draw.uniform(0, 10)), draw.uniform(0.1, 4)
+        )
+        for _ in range(draw.randint(1, 3))
+    ]
+    every = draw.choice((1, 1, 2, 5))
+    return replace(schedule, faults=(*schedule.faults, *kills), keeps_every=every)
 
 
 def _random_faults(draw: random.Random, num_replicas: int, num_shards: int) -> list[Fault]:
@@ -193,9 +209,11 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
 
     def watch(name: str, machine: Machine, event: Any, effects: tuple[Any, ...]) -> None:
         judge.watch(name, machine, event, effects)
+        survivors.watch(machine, effects)
         if also is not None:
             also(name, machine, event, effects)
 
+    survivors = _Survivors(schedule, books, arithmetic, judge)
     world = World(
         directs=_coordinator(schedule),
         shards=[
@@ -211,6 +229,7 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
         faults=schedule.faults,
         outside=(*schedule.outside, *_wishes(schedule)),
         seed=schedule.seed,
+        come_back=survivors.come_back,
         watch=watch,
     )
 
@@ -220,6 +239,48 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
     why = world.run(bound_s=BOUND_S, linger_s=schedule.linger_s, may_go_on=may_go_on)
     judge.end(world.directs, world.shards)
     return Result(schedule, world, arithmetic, judge, why, told)
+
+
+class _Survivors:
+    """What each shard would come back with, if it were killed now."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        books: Mapping[int, Sequence[SliceBook]],
+        arithmetic: ModelledArithmetic,
+        judge: Judge,
+    ) -> None:
+        self._every = schedule.keeps_every
+        self._kept = {shard: [book.copy() for book in held] for shard, held in books.items()}
+        self._began = {book.slice: book.version for held in books.values() for book in held}
+        self._changes: Counter[int] = Counter()
+        self._arithmetic, self._judge = arithmetic, judge
+
+    def watch(self, machine: Machine, effects: tuple[Any, ...]) -> None:
+        rows = [effect for effect in effects if isinstance(effect, Record)]
+        if not isinstance(machine, ShardMachine) or not any(
+            row.outcome is Outcome.APPLIED or row.sender is None for row in rows
+        ):
+            return
+        self._changes[machine.shard] += 1
+        if self._changes[machine.shard] % self._every == 0:
+            self._kept[machine.shard] = [book.copy() for book in machine.books.values()]
+
+    def come_back(self, shard: int, dead: ShardMachine) -> ShardMachine:
+        """The next life of a shard; what is lost is taken out of what was applied, and of the ledger."""
+        books, incarnation = tuple(book.copy() for book in self._kept[shard]), dead.incarnation + 1
+        arithmetic = self._arithmetic
+        for book in books:
+            del arithmetic.applied.get(book.slice, [])[book.version - self._began[book.slice] :]
+        versions = {book.slice: book.version for book in books}
+        arithmetic.rows = [
+            entry
+            for entry in arithmetic.rows
+            if entry[2].slice not in versions or entry[2].version <= versions[entry[2].slice]
+        ]
+        self._judge.came_back(shard, incarnation, books)
+        return ShardMachine(shard=shard, incarnation=incarnation, books=books)
 
 
 def _wishes(schedule: Schedule) -> list[Outside]:

@@ -3,6 +3,7 @@
 `ShardRules` predicts every effect of a `ShardMachine`; it shares nothing with it but the messages.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from squall.shard.events import (
     Apply,
     Attach,
     Close,
+    ComeBack,
     Detach,
     FromCoordinator,
     FromWorker,
@@ -38,6 +40,7 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Returned,
     SliceState,
 )
 
@@ -52,6 +55,12 @@ class _Slice:
     version: int = 0
     applied: set[tuple[int, int, int]] = field(default_factory=set)
     refused: set[tuple[int, int, int]] = field(default_factory=set)
+    incarnation: int = 0
+    began_at: int = 0
+    """Its version when its shard was started."""
+
+    def based_on(self, told: int, push: Push) -> int:
+        return min(told, self.began_at) if push.incarnation < self.incarnation else told
 
     def verdict(self, push: Push, is_diverged: bool) -> Outcome:
         block = positions(push.block)
@@ -65,7 +74,12 @@ class _Slice:
 
     @property
     def state(self) -> SliceState:
-        return SliceState(slice=self.number, version=self.version, minibatches=len(self.applied))
+        return SliceState(
+            slice=self.number,
+            version=self.version,
+            minibatches=len(self.applied),
+            incarnation=self.incarnation,
+        )
 
 
 @dataclass
@@ -78,10 +92,10 @@ class _Talk:
 class ShardRules:
     """Follows one shard event by event."""
 
-    def __init__(self, shard: int, incarnation: int, slices: tuple[int, ...]) -> None:
+    def __init__(self, shard: int, incarnation: int, books: Sequence[SliceBook]) -> None:
         self.shard = shard
         self.incarnation = incarnation
-        self.slices = [_Slice(number) for number in slices]
+        self.slices = [_slice(book, incarnation) for book in books]
         self.talks: dict[int, _Talk] = {}
         self.running: Apply | None = None
         self.queue: list[Any] = []
@@ -185,6 +199,10 @@ class ShardRules:
                 return effects
             case Close():
                 self.is_closed = True
+            case ComeBack():
+                sets = [known.applied | known.refused for known in self.slices]
+                all_ = tuple(runs(sorted(set.intersection(*sets)))) if sets else None
+                return [Tell(message=Returned(incarnation=self.incarnation, everywhere=all_))]
             case _ if self.is_closed:
                 self.num_dropped += 1
             case Save() if self.is_diverged:
@@ -241,7 +259,8 @@ class ShardRules:
     def _settled(self, sender: Worker, push: Push, applied: tuple[int, ...]) -> list[Any]:
         rows: list[Any] = []
         outcomes = []
-        for known, based_on in zip(self.slices, push.based_on, strict=True):
+        for known, told in zip(self.slices, push.based_on, strict=True):
+            based_on = known.based_on(told, push)
             before = known.version
             outcome = self._verdict(known, push)
             if known.number in applied:
@@ -313,6 +332,12 @@ class ShardRules:
         return book
 
 
+def _slice(book: SliceBook, incarnation: int) -> _Slice:
+    settled = {place for entry in book.settled.entries() for place in positions(Block(*entry))}
+    refused = {place for entry in book.refused.entries() for place in positions(Block(*entry))}
+    return _Slice(book.slice, book.version, settled - refused, refused, incarnation, book.version)
+
+
 def runs(places: list[tuple[int, int, int]]) -> list[Block]:
     """Positions, in order, as blocks without holes."""
     found: list[Block] = []
@@ -329,7 +354,7 @@ def _plain(effect: Any) -> Any:
     if not isinstance(effect, Store):
         return effect
     books = [
-        (book.slice, book.partition, book.state, book.settled.entries(), book.refused.entries())
+        (book.slice, book.partition, book.state(0), book.settled.entries(), book.refused.entries())
         for book in effect.books
     ]
     return effect.name, books

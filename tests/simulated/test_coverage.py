@@ -42,6 +42,7 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Returned,
 )
 from tests.simulated.directed import DIRECTED
 from tests.simulated.schedules import Schedule, random_schedule, run
@@ -67,6 +68,11 @@ RARE = (
     "ruined_unheard",
     "ruined_while_others_wait",
     "saved_and_closed",
+    "shard_killed_after_the_end",
+    "shard_killed_before_the_start",
+    "shard_killed_while_all_leave",
+    "shard_killed_while_nobody_has_work",
+    "shards_killed",
     "stopped_before_the_start",
     "stopped_twice",
     "unheard_recall",
@@ -110,6 +116,7 @@ TO_COORDINATOR = (Ask(request=1, finished=None), Goodbye())
 OF_SHARDS = (
     Refused(request=1, block=BLOCK, outcomes=()),
     Diverged(block=BLOCK, tensor=0),
+    Returned(incarnation=1, everywhere=()),
     Held(request=1, anywhere=(), everywhere=()),
     Released(request=1),
 )
@@ -130,6 +137,7 @@ EVENTS: dict[type[Machine], tuple[Any, ...]] = {
         shard.Detach(worker=WORKER),
         *(shard.FromWorker(sender=WORKER, message=message) for message in (Fetch(request=1, into=0), PUSH)),
         *(shard.FromCoordinator(message=message) for message in TO_SHARDS),
+        shard.ComeBack(),
         shard.Applied(),
         shard.NotFinite(tensor=0),
         shard.Save(name=""),
@@ -140,6 +148,7 @@ EVENTS: dict[type[Machine], tuple[Any, ...]] = {
         *(coordinator.FromReplica(now=0.0, replica=0, incarnation=0, message=m) for m in TO_COORDINATOR),
         *(coordinator.FromShard(now=0.0, shard=0, message=message) for message in OF_SHARDS),
         coordinator.Lost(now=0.0, replica=0, incarnation=0, why=""),
+        coordinator.ShardLost(now=0.0, shard=0),
         coordinator.Tick(now=0.0),
         coordinator.Stop(now=0.0, why=""),
         coordinator.Checkpoint(now=0.0, name=""),
@@ -150,6 +159,7 @@ EVENTS: dict[type[Machine], tuple[Any, ...]] = {
         *(replica.FromShard(shard=0, message=message) for message in REPLIES),
         *(replica.FromCoordinator(message=message) for message in OF_COORDINATOR),
         Computed(loss=0.0, examples=1),
+        replica.Reconnected(shard=0),
         replica.Tick(),
     ),
 }

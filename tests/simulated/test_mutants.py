@@ -34,7 +34,9 @@ def test_what_only_checks_is_left_alone() -> None:
 def test_a_mutant_is_killed_and_code_that_is_not_changed_is_not() -> None:
     of_shard = mutants.mutants_of("shard/machine.py")
     settles = [
-        m for m in of_shard if m.text == "book.settled.add(push.block)" and m.what == "statement dropped"
+        m
+        for m in of_shard
+        if m.text == "book.take(push.block, push.minibatches)" and m.what == "statement dropped"
     ]
 
     verdicts = mutants.try_all([*settles, of_shard[0]], jobs=2, most=20)

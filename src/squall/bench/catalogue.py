@@ -18,7 +18,9 @@ NAMES = (
     "small",
     "speech-one",
     "speech-two",
+    "cut",
     "slow-replica",
+    "durability",
     "traffic",
     "time-to-loss",
 )

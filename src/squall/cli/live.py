@@ -23,10 +23,12 @@ from squall.observe.events import (
     Left,
     Link,
     Progress,
+    Recovered,
     Redone,
     Refused,
     RoleState,
     RoleStatus,
+    Unkept,
 )
 from squall.observe.units import human_bytes, human_rate, human_seconds, one_line
 
@@ -156,6 +158,8 @@ class Board:
                 self._num_redone += 1
             case Refused():
                 self._num_refused += 1
+            case Recovered():
+                self._gone.discard(event.role)
             case Left():
                 self._gone.add(event.role)
             case _:
@@ -181,6 +185,19 @@ class Board:
                 return f"refused: {event.block}: {event.why}"
             case Checkpointed():
                 return f"checkpoint after {event.minibatches:,} minibatches: {event.path}"
+            case Recovered():
+                lost = (
+                    f"without {event.lost:,} minibatches, which are done again"
+                    if event.lost
+                    else "without a loss"
+                )
+                return f"{event.role} is back, {lost}"
+            case Unkept():
+                return (
+                    f"{event.role} cannot keep its state on disk: {event.why}"
+                    if event.why
+                    else f"{event.role} keeps its state on disk again"
+                )
             case Disturbed():
                 return f"chaos, {event.fault}: {_STRIKES[event.what]} {event.role}"
             case Ended():

@@ -26,6 +26,7 @@ class InProcess:
     """
 
     is_modelled: ClassVar[bool] = False
+    restarts_shards: ClassVar[bool] = False
 
     def run(self, execution: Execution) -> Ending:
         if execution.prepared.job.faults:

@@ -29,7 +29,7 @@ from squall.errors import (
     SquallError,
     UserCodeError,
 )
-from squall.observe.events import Evaluated, Event, Joined, Left, Link, Redone, Refused
+from squall.observe.events import Evaluated, Event, Joined, Left, Link, Recovered, Redone, Refused, Unkept
 from squall.training.execution import Ending, Execution, TrafficCount
 from squall.wire.control import (
     BuffersCopied,
@@ -37,6 +37,7 @@ from squall.wire.control import (
     Counted,
     CutReached,
     DivergedRun,
+    Durability,
     EndedRun,
     EvaluateNow,
     Failed,
@@ -56,6 +57,8 @@ POLL_S = 0.05
 LEAVE_S = 5.0
 ALONE_S = 1.0
 SAVE_S = 600.0
+OF_SHARDS = Restarts(first_s=0.05)
+"""Everybody waits for a shard that has died: it is started at once, and again a little later if it dies again."""
 
 
 @dataclass(eq=False)
@@ -117,9 +120,10 @@ class Launch:
         self._last = ""  # the name of the last checkpoint
         self._started: Started | None = None
         self._restarts = RestartBook(restarts)
+        self._shard_restarts = RestartBook(OF_SHARDS)
         self._upsets = Upsets((), 0, self._roster, self._recorder)  # until the roles are there
         self._buffer_memories: list[Tensor] = []
-        self._is_stopping = False
+        self._is_stopping = self._is_ending = False
         self._alone_since: float | None = None
 
     def run(self) -> Ending:
@@ -156,7 +160,7 @@ class Launch:
             self._evaluate_if_due()
             self._checkpoint_if_due()
             now = self._execution.now()
-            waits = self._heard.waits + self._restarts.waits(now)
+            waits = self._heard.waits + self._restarts.waits(now) + self._shard_restarts.waits(now)
             self._recorder.tick(now, waits=waits, links=self._rates.links)
 
     def _stop_if_asked(self) -> None:
@@ -175,6 +179,21 @@ class Launch:
             except RunError as error:  # the zygote is gone: nobody can be started any more
                 self._heard.ends[role.name] += f", and could not be started again: {error}"
                 self._restarts.forget()
+                return
+            self._describe()
+
+    def _restart_shards(self) -> None:
+        for again in self._shard_restarts.due(self._execution.now()):
+            assert self._started is not None
+            role = self._roster.roles[again.role]
+            # What it has counted stays counted; the new process begins at 0.
+            before = f"{role.name}, start {role.incarnation}"
+            self._heard.counts[before] = self._heard.counts.pop(role.name, ())
+            self._heard.refused[before] = self._heard.refused.pop(role.name, 0)
+            try:
+                self._started.start_shard(self._roster.number_of(role), again.incarnation)
+            except RunError as error:
+                self._heard.fail(error, is_fatal=True)
                 return
             self._describe()
 
@@ -220,15 +239,20 @@ class Launch:
             self._roster.send(role, SaveSlices(name=self._last))
         until = time.monotonic() + SAVE_S
         while missing := sorted(self._checkpoints.missing):
-            if any(self._roster.roles[name].is_gone for name in missing) or time.monotonic() > until:
+            if any(map(self._is_lost, missing)) or time.monotonic() > until:
                 names = ", ".join(missing)
                 self._heard.error = LostError(reason=f"{names} did not write its slices to the checkpoint")
                 self._heard.is_fatal = True
                 return
             self._hear()
 
+    def _is_lost(self, name: str) -> bool:
+        is_awaited = any(again.role == name for again in self._shard_restarts.waiting())
+        return self._roster.roles[name].is_gone and not is_awaited
+
     def _end(self) -> Ending:
         """Let every role finish; those that do not within a grace are killed by `run`."""
+        self._is_ending = True
         for role in self._roster.roles.values():
             if role.kind != "replica":
                 self._roster.send(role, Finish())
@@ -258,6 +282,7 @@ class Launch:
     # What is heard --------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
+        self._restart_shards()
         try:
             for role, said in self._roster.hear(POLL_S):
                 if isinstance(said, Exit):
@@ -285,8 +310,12 @@ class Launch:
                         loss_sum=block.loss_sum,
                         staleness=block.staleness,
                     )
+                for shard in self._roster.of_kind("shard"):
+                    self._shard_restarts.worked(shard.name)  # for every slice has these blocks
             case Happened():
                 self._tell_once(_event(message))
+                if message.kind == "Recovered":
+                    self._checkpoints.lost(message.role)
             case Waiting(waits=waits):
                 heard.waits = waits
             case Counted(links=links, refused=refused):
@@ -308,11 +337,15 @@ class Launch:
             case Saved(name=name):
                 self._checkpoints.saved(name, role.name)
                 self._execution.seal()
+            case Durability(lost=lost):
+                self._recorder.happened(Unkept(time_s=now, role=role.name, why=lost))
             case Failed():
                 heard.fail(_error(message))
             case Ready():
                 if role.kind != "replica":
                     self._recorder.serving(role.name)
+                if role.name in self._checkpoints.missing and self._last:
+                    self._roster.send(role, SaveSlices(name=self._last))  # it was killed when it was to
 
     def _tell_once(self, event: Event) -> None:
         """The launcher and the coordinator both see a replica go: the launcher knows better how, if its process ended."""
@@ -338,6 +371,8 @@ class Launch:
         return DivergedError(tensor=tensor, step=str(message.block), what=message.what)
 
     def _on_exit(self, role: RoleProcess, ended: Exit) -> None:
+        if role.kind == "shard" and self._comes_back(role, ended):
+            return
         if self._heard.why is not None:
             return
         how = in_words(ended.returncode) + self._upsets.said_of(role.name)
@@ -358,8 +393,8 @@ class Launch:
                 self._heard.fail(LostError(reason=told), is_fatal=True)
 
     def _start_again(self, role: RoleProcess, ended: Exit) -> None:
-        """If it died, and the run goes on."""
-        if self._is_stopping or not is_death(ended.returncode):
+        """If it died, and the run goes on. Without any of its workers a replica's lead ends, and all start with it."""
+        if self._is_stopping or not is_death(ended.returncode) or not role.name.endswith(".0"):
             return
         again = self._restarts.died(
             role.name,
@@ -371,6 +406,21 @@ class Launch:
             most = self._restarts.rule.most
             told = f" {most + 1} times in a row without finishing a block, and is not started again"
             self._heard.ends[role.name] += told
+
+    def _comes_back(self, role: RoleProcess, ended: Exit) -> bool:
+        """Whether a shard is started again; when nobody is left to do again what it lost, only if it lost nothing."""
+        durability = self._execution.prepared.job.durability
+        if durability == "none" or self._is_ending or self._heard.error is not None:
+            return False
+        if ended.returncode == 0 or (self._heard.why is not None and durability != "ack"):
+            return False
+        now, name = self._execution.now(), role.name
+        after_s = self._upsets.restart_after(name)
+        if self._shard_restarts.died(name, incarnation=role.incarnation, now=now, after_s=after_s) is None:
+            return False
+        how = in_words(ended.returncode) + self._upsets.said_of(name)
+        self._recorder.happened(Left(time_s=now, role=name, why=how, incarnation=role.incarnation))
+        return True
 
 
 class Rates:
@@ -418,6 +468,8 @@ def _evaluated(told: Measured, now: float) -> Evaluated:
 def _event(told: Happened) -> Event:
     """The event that a coordinator told of, as observers know it."""
     role, time_s, why = f"{told.role}.0", told.time_s, told.why
+    if told.kind == "Recovered":
+        return Recovered(time_s=time_s, role=told.role, incarnation=told.number, lost=told.lost)
     if told.kind == "Joined":
         return Joined(time_s=time_s, role=role, incarnation=told.number)
     if told.kind == "Left":

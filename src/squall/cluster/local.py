@@ -49,6 +49,7 @@ class Local:
     """
 
     is_modelled: ClassVar[bool] = False
+    restarts_shards: ClassVar[bool] = True
 
     transport: str = "auto"
     bind: str = "127.0.0.1:0"
@@ -100,6 +101,13 @@ class Local:
                 remedy="Give each its own squall.Local().",
             )
         try:
+            if execution.prepared.cut is not None and self._tcp_plan(None) is not None:
+                raise ConfigError(
+                    subject="Local, over TCP, of a model that is cut over partitions",
+                    expected='transport="shared", on a system with memfd_create',
+                    got=repr(self.transport),
+                    remedy="This version does not have both yet: use partitions=1, or shared memory.",
+                )
             self.warm_up()
             assert self._zygote is not None
             restarts = NEVER if self.restarts is None else self.restarts

@@ -7,6 +7,7 @@ or, for replicas by the ten thousand, left out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from squall.cluster.chaos import expect_modelled
 from squall.cluster.one_thread import OneThread, threads_set
@@ -35,6 +36,8 @@ class Simulated:
     >>> Simulated(seed=1, speeds=(10.0, 1.0)).speeds
     (10.0, 1.0)
     """
+
+    restarts_shards: ClassVar[bool] = False
 
     seed: int = 0
     speeds: Sequence[float] = (10.0,)

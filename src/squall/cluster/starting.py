@@ -4,19 +4,23 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from squall.cluster.crew import CrewMemory, edge_bytes
 from squall.cluster.payload import Payload, pack
 from squall.cluster.roster import Roster
 from squall.cluster.tcp import TcpAddresses, TcpPlan
 from squall.model.exchange import ExchangePlan
+from squall.shard.events import EVERY_PARTITION
+from squall.training.durability import mode_of
 from squall.training.execution import Execution
 from squall.training.prepare import Prepared, not_trained
 from squall.training.recipe import module_name
 from squall.wire.channel import Channel
-from squall.wire.control import AttachReplica, AttachShard, AttachWorker
+from squall.wire.control import AttachReplica, AttachShard, AttachWorker, ShardBack
 from squall.wire.listener import Listener
 from squall.wire.memory import SharedArena
 
@@ -26,11 +30,14 @@ EVALUATOR = -1
 
 @dataclass(eq=False)
 class Started:
-    """What was started, and what it takes to start a replica again.
+    """What was started, and what it takes to start a replica or a shard again.
 
     Attributes:
         buffer_arenas: for each replica the memory that it leaves its model's buffers in.
         payload, settings: what every replica was sent.
+        durability: as shards are told; None: they do not come back.
+        kept: where shards listen, and the memory that workers share with them, if they may come back.
+        exchanges: by shard, each worker's ends of that.
     """
 
     execution: Execution
@@ -39,6 +46,26 @@ class Started:
     buffer_arenas: list[SharedArena] = field(default_factory=list)
     payload: Payload | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    kept: list[SharedArena | Listener] = field(default_factory=list)
+    exchanges: dict[int, dict[str, tuple[AttachWorker, SharedArena]]] = field(default_factory=dict)
+
+    @property
+    def durability(self) -> float | str | None:
+        return mode_of(self.execution.prepared.job.durability)
+
+    def start_shard(self, shard: int, incarnation: int) -> None:
+        """Start another life of a shard that was killed, and connect it with all who are there.
+
+        Raises:
+            RunError: the zygote cannot.
+        """
+        starting = _Starting(self)
+        try:
+            starting.shard(shard, incarnation, is_back=True)
+            starting.workers_of(shard)
+            starting.connect()
+        finally:
+            starting.close()
 
     def start_replica(self, replica: int, incarnation: int) -> None:
         """Start another life of a replica; it joins those that are at work.
@@ -63,7 +90,7 @@ class Started:
         return [space.memory(arena) for arena in attached]
 
     def close(self) -> None:
-        for made in (self.payload, *self.buffer_arenas):
+        for made in (self.payload, *self.buffer_arenas, *self.kept):
             if made is not None:
                 made.close()
 
@@ -103,9 +130,7 @@ class _Starting:
         self._tcp = started.tcp
         self._prepared = started.execution.prepared
         self._roster = started.roster
-        layout = self._prepared.layout
-        self._serving = [shard for shard in range(layout.num_shards) if layout.slices_of(shard)]
-        self._made: list[Channel | SharedArena | Payload | Listener] = []
+        self._made: list[Channel | SharedArena | Payload | Listener | CrewMemory] = []
         self._attachments: list[tuple[str, Any, list[int]]] = []  # to be sent: to whom, what, descriptors
 
     def listen(self) -> None:
@@ -114,38 +139,54 @@ class _Starting:
                 "coordinator",
                 *(f"shard{shard}" for shard in range(self._prepared.layout.num_shards)),
             ):
-                self._made.append(self._tcp.listen(name))
+                self._keep(self._tcp.listen(name))
+
+    def _keep(self, made: SharedArena | Listener) -> None:
+        """Have it closed when all roles have their own; with shards that may come back, at the end of the run."""
+        (self._made if self._started.durability is None else self._started.kept).append(made)
 
     def close(self) -> None:
         for made in self._made:
             made.close()
 
     def connect(self) -> None:
-        """Hand shards and coordinator their ends of all connections."""
+        """Hand shards, coordinator and workers their ends of all connections."""
         for name, message, fds in self._attachments:
             self._roster.send(self._roster.roles[name], message, fds)
 
     def shards(self) -> None:
+        for shard in range(self._prepared.layout.num_shards):
+            self.shard(shard, first_incarnation(self._execution.directory.ledger, shard), is_back=False)
+
+    def shard(self, shard: int, incarnation: int, *, is_back: bool) -> None:
         prepared, directory = self._prepared, self._execution.directory
-        for shard in range(prepared.layout.num_shards):
-            numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
-            load = {
-                "layout": prepared.layout,
-                "rule": prepared.rule,
-                "states": [prepared.states[number] for number in numbers],
-                "books": tuple(prepared.books[number] for number in numbers),
-            }
-            settings = {
-                "shard": shard,
-                "incarnation": prepared.starts,
-                "directory": str(directory.path),
-                "began": self._execution.clock.began,
-                "record": prepared.job.record,
-            }
-            fds = self._line_to_coordinator(f"shard{shard}", AttachShard(shard=shard))
-            self._spawn(
-                "shard", f"shard{shard}", self._pack(load), settings, fds, incarnation=prepared.starts
-            )
+        numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
+        load = {
+            "layout": prepared.layout,
+            "rule": prepared.rule,
+            "states": [prepared.states[number] for number in numbers],
+            "books": tuple(prepared.books[number] for number in numbers),
+        }
+        settings = {
+            "shard": shard,
+            "incarnation": incarnation,
+            "directory": str(directory.path),
+            "began": self._execution.clock.began,
+            "record": prepared.job.record,
+            "durability": self._started.durability,
+            "is_back": is_back,
+        }
+        fds = self._line_to_coordinator(f"shard{shard}", AttachShard(shard=shard))
+        self._spawn("shard", f"shard{shard}", self._pack(load), settings, fds, incarnation=incarnation)
+
+    def workers_of(self, shard: int) -> None:
+        """Connect a shard that has come back with the workers that share memory with it."""
+        for name, (attach, arena) in self._started.exchanges.get(shard, {}).items():
+            if self._roster.roles[name].is_gone:
+                continue
+            near, far = self._pair()
+            self._attachments.append((f"shard{shard}", attach, [far, arena.fd]))
+            self._attachments.append((name, ShardBack(shard=shard), [near]))
 
     def coordinator(self) -> None:
         prepared = self._prepared
@@ -161,29 +202,50 @@ class _Starting:
     def replicas(self) -> None:
         prepared, started = self._prepared, self._started
         model = _model_load(prepared)
+        if prepared.cut is not None:
+            edge_bytes(prepared)  # compiles what all workers are sent
         task = prepared.task(model.pop("model", None))
         load = {"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model}
         started.payload = pack(load, by_value_modules=_user_modules(prepared))
         replicas = range(prepared.job.replicas)
         started.settings = {
             "threads": prepared.threads,
-            "shards": self._serving,
             "num_replicas": len(replicas),
+            "shards_come_back": started.durability is not None,
         }
         started.buffer_arenas += [SharedArena.create(prepared.buffers.arena_bytes) for _ in replicas]
         for replica in replicas:
             self.replica(replica, incarnation=0)
 
     def replica(self, replica: int, incarnation: int) -> None:
+        """Start all workers of a replica."""
+        crew = None if self._prepared.cut is None else CrewMemory(self._prepared)
+        if crew is not None:
+            self._made.append(crew)
+        for partition in range(self._prepared.job.num_partitions):
+            self._worker(replica, partition, incarnation, crew)
+
+    def _worker(self, replica: int, partition: int, incarnation: int, crew: CrewMemory | None) -> None:
         started = self._started
         assert started.payload is not None
-        name = f"replica{replica}.0"
-        fds = self._line_to_coordinator(name, AttachReplica(replica=replica, incarnation=incarnation))
-        num_gradients = self._prepared.loop.num_gradients
-        fds += self._exchange(replica, name, incarnation=incarnation, num_gradients=num_gradients)
-        left = [arena.fd for arena in started.buffer_arenas]
-        settings = started.settings | {"replica": replica, "incarnation": incarnation}
-        fds = [left[replica], *left, *fds]
+        name = f"replica{replica}.{partition}"
+        serving = list(self._prepared.layout.shards_of(partition))
+        settings = started.settings | {"replica": replica, "incarnation": incarnation, "shards": serving}
+        fds: list[int] = []
+        if crew is not None:
+            settings |= {"partition": partition, "colleagues": crew.num_bytes_of(partition)}
+            fds += crew.fds_of(partition)
+        if not partition:
+            left = [arena.fd for arena in started.buffer_arenas]
+            attach = AttachReplica(replica=replica, incarnation=incarnation)
+            fds += [left[replica], *left, *self._line_to_coordinator(name, attach)]
+        fds += self._exchange(
+            replica,
+            name,
+            partition=partition,
+            num_gradients=self._prepared.loop.num_gradients,
+            incarnation=incarnation,
+        )
         self._spawn("replica", name, started.payload, settings, fds, incarnation=incarnation)
 
     def evaluator(self) -> None:
@@ -192,9 +254,14 @@ class _Starting:
             return
         load = {"evaluation": prepared.evaluation, "buffers": prepared.buffers, "best": self._execution.best}
         payload = self._pack({**load, **_model_load(prepared)})
-        settings = {"shards": self._serving, "num_replicas": prepared.job.replicas, "replica": EVALUATOR}
+        settings = {
+            "shards": list(prepared.layout.shards_of()),
+            "num_replicas": prepared.job.replicas,
+            "replica": EVALUATOR,
+            "shards_come_back": self._started.durability is not None,
+        }
         arenas = [arena.fd for arena in self._started.buffer_arenas]
-        fds = self._exchange(EVALUATOR, "evaluator", num_gradients=0)
+        fds = self._exchange(EVALUATOR, "evaluator", partition=EVERY_PARTITION, num_gradients=0)
         self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
 
     def _spawn(
@@ -222,26 +289,39 @@ class _Starting:
         self._attachments.append(("coordinator", attach, [far]))
         return [near]
 
-    def _exchange(self, replica: int, name: str, *, num_gradients: int, incarnation: int = 0) -> list[int]:
-        """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
+    def _exchange(
+        self, replica: int, name: str, *, partition: int, num_gradients: int, incarnation: int = 0
+    ) -> list[int]:
+        """Make a connection and shared memory between a worker and each of its shards; return the worker's ends."""
         fds: list[int] = []
         if self._tcp is not None:
             return fds
-        for shard in self._serving:
-            plan = ExchangePlan(self._prepared.layout.slices_of(shard), num_gradients)
+        layout, own = self._prepared.layout, None if partition == EVERY_PARTITION else partition
+        for shard in layout.shards_of(own):
+            plan = ExchangePlan(layout.slices_of(shard, own), num_gradients)
             near, far = self._pair()
-            arena = SharedArena.create(plan.num_bytes)
-            self._made.append(arena)
+            arena = self._arena(shard, name, plan)
             message = AttachWorker(
                 replica=replica,
-                partition=0,
+                partition=partition,
                 incarnation=incarnation,
                 name=name,
                 num_gradients=num_gradients,
             )
             self._attachments.append((f"shard{shard}", message, [far, arena.fd]))
+            if self._started.durability is not None:
+                self._started.exchanges.setdefault(shard, {})[name] = (message, arena)
             fds += [near, arena.fd]
         return fds
+
+    def _arena(self, shard: int, name: str, plan: ExchangePlan) -> SharedArena:
+        """Memory for a worker and a shard; that of an earlier life of the worker is not needed any more."""
+        if (before := self._started.exchanges.get(shard, {}).get(name)) is not None:
+            self._started.kept.remove(before[1])
+            before[1].close()
+        arena = SharedArena.create(plan.num_bytes)
+        self._keep(arena)
+        return arena
 
     def _pair(self) -> tuple[int, int]:
         near, far = Channel.pair()
@@ -252,6 +332,17 @@ class _Starting:
         payload = pack(load, by_value_modules=_user_modules(self._prepared))
         self._made.append(payload)
         return payload
+
+
+def first_incarnation(ledger: Path, shard: int) -> int:
+    """The number of a shard's first start in this start of the run: above all that it ever had.
+
+    >>> first_incarnation(Path("no such directory"), 0)
+    0
+    """
+    prefix = f"shard{shard}-"
+    numbers = (path.stem.removeprefix(prefix) for path in ledger.glob(f"{prefix}*.ledger"))
+    return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
 
 
 def _model_load(prepared: Prepared) -> dict[str, Any]:

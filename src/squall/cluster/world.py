@@ -35,7 +35,7 @@ class Arithmetic(Protocol):
     """What is done with tensors, on behalf of every role."""
 
     def attach(self, worker: Worker) -> None:
-        """A worker begins a life: give it a model and buffers of its own."""
+        """A replica with this lead begins a life: give its workers a model and buffers of their own."""
 
     def compute(self, worker: Worker, wish: Compute) -> Computed: ...
 
@@ -147,6 +147,8 @@ class World:
         tell: called with the time and each effect of the coordinator that is not a message.
         pace, faults, seed: what time and chance do.
         sizes: bytes of a message between two roles, for links that have a rate.
+        come_back: makes the decider of a shard that was killed and is started anew, from the one that was killed; None:
+            no shard is.
         outside: events that come to roles from outside of this world (tests).
         watch: called after every event with the role's name, its decider, the event and its effects, before
             these are carried out (tests).
@@ -166,6 +168,7 @@ class World:
         sizes: Callable[[str, str, messages.Message], int] = lambda sender, receiver, message: 0,
         faults: Sequence[Fault] = (),
         seed: int = 0,
+        come_back: Callable[[int, ShardMachine], ShardMachine] | None = None,
         outside: Sequence[Outside] = (),
         watch: Watch | None = None,
     ) -> None:
@@ -175,7 +178,10 @@ class World:
         self.sessions: dict[int, ReplicaSession] = {}
         self.workers: dict[int, Worker] = {}
         self.why: str | None = None
-        self._slices = [ShardSlices(shard=i, slices=held) for i, held in enumerate(slices) if held]
+        self._slices = [
+            line for shard, held in zip(self.shards, slices, strict=True) for line in _lines(shard, held)
+        ]
+        self._partitions = sorted({0, *(line.partition for line in self._slices)})
         self._num_replicas = num_replicas
         self._loop = loop
         self._arithmetic = arithmetic
@@ -192,6 +198,9 @@ class World:
         self._left: dict[Worker, ReplicaSession] = {}  # which hear what was on its way when they left
         self._steps: dict[str, int] = {}
         self._restarting = 0
+        self._come_back = come_back
+        self._away: set[int] = set()  # shards that were killed
+        self._heard_life = [machine.incarnation for machine in self.shards]  # by the coordinator
         self._drops = [fault for fault in faults if isinstance(fault, Drop)]
         self._duplicates = [fault for fault in faults if isinstance(fault, Duplicate)]
         self._delays = [fault for fault in faults if isinstance(fault, Delay)]
@@ -271,10 +280,14 @@ class World:
         self.workers[number] = worker
         self.sessions[number] = ReplicaSession(loop=self._loop(), shards=self._slices)
         for index in range(len(self.shards)):
-            self._serve(index, shard.Attach(worker=worker))
+            for one in self._workers_of(worker):
+                self._serve(index, shard.Attach(worker=one))
         self._direct(coordinator.Joined(now=self.now, replica=number, incarnation=incarnation))
         self._at(self._pace.begin_s, _name(worker), lambda: self._work(worker, replica.Started()))
         self._at(self._pace.resend_s, _name(worker), lambda: self._tick_replica(worker))
+
+    def _workers_of(self, lead: Worker) -> list[Worker]:
+        return [lead.beside(partition) for partition in self._partitions]
 
     def _drive(self, name: str, machine: Machine, event: Any, carry_out: Callable[[Any], Any]) -> None:
         watch = self._watch
@@ -306,7 +319,8 @@ class World:
                 self._send(COORDINATOR, _name(worker), message, lambda: self._work(worker, event))
             case coordinator.ToShard(shard=index, message=message):
                 request = shard.FromCoordinator(message=message)
-                self._send(COORDINATOR, f"shard{index}", message, lambda: self._serve(index, request))
+                life = self.shards[index].incarnation
+                self._send(COORDINATOR, f"shard{index}", message, lambda: self._serve(index, request, life))
             case coordinator.Ended(why=why):
                 self.why = why
                 self._tell(self.now, effect)
@@ -321,17 +335,21 @@ class World:
         """Ask for a checkpoint of this name; to be called where `may_go_on` is."""
         self._direct(coordinator.Checkpoint(now=self.now, name=name))
 
-    def _serve(self, index: int, event: shard.ShardEvent) -> None:
+    def _serve(self, index: int, event: shard.ShardEvent, life: int | None = None) -> None:
+        """Have a shard take an event; nobody is there if it was killed, or its `life` is over."""
+        if index in self._away or (life is not None and life != self.shards[index].incarnation):
+            return
         carry_out = partial(self._carry_out_service, index)
         self._drive(f"shard{index}", self.shards[index], event, carry_out)
 
     def _carry_out_service(self, index: int, effect: shard.ShardEffect) -> shard.ShardEvent | None:
+        life = self.shards[index].incarnation
         match effect:
             case shard.Apply():
                 result = self._arithmetic.apply(index, effect)
                 if not self._pace.apply_s:
                     return result
-                self._at(self._pace.apply_s, f"shard{index}", lambda: self._serve(index, result))
+                self._at(self._pace.apply_s, f"shard{index}", lambda: self._serve(index, result, life))
             case shard.WriteOut():
                 self._arithmetic.write_out(index, effect)
             case shard.Record():
@@ -339,16 +357,24 @@ class World:
             case shard.Store():
                 self._arithmetic.store(index, effect)
             case shard.Answer(to=worker, message=message):
-                event = replica.FromShard(shard=index, message=message)
-                self._send(f"shard{index}", _name(worker), message, lambda: self._work(worker, event))
+                event = replica.FromShard(shard=index, message=message, partition=worker.partition)
+                lead = worker.beside(0)
+                self._send(f"shard{index}", _name(worker), message, lambda: self._reply(lead, event, life))
             case shard.Tell(message=message):
-                self._send(
-                    f"shard{index}",
-                    COORDINATOR,
-                    message,
-                    lambda: self._direct(coordinator.FromShard(now=self.now, shard=index, message=message)),
-                )
+                arrive = partial(self._hear_shard, index, message, life)
+                self._send(f"shard{index}", COORDINATOR, message, arrive)
         return None
+
+    # A connection ends with either side: what was on its way from or to the past life of a shard is lost with it.
+
+    def _reply(self, worker: Worker, event: replica.FromShard, life: int) -> None:
+        if event.shard in self._away or life == self.shards[event.shard].incarnation:
+            self._work(worker, event)
+
+    def _hear_shard(self, index: int, message: Any, life: int) -> None:
+        if life >= self._heard_life[index]:
+            self._heard_life[index] = life
+            self._direct(coordinator.FromShard(now=self.now, shard=index, message=message))
 
     def _work(self, worker: Worker, event: replica.SessionEvent) -> None:
         is_working = self.workers.get(worker.replica) == worker
@@ -363,9 +389,11 @@ class World:
                 self._begin(worker, effect)
             case replica.Swap(buffer=buffer):
                 self._arithmetic.swap(worker, buffer)
-            case replica.ToShard(shard=index, message=request):
-                asked = shard.FromWorker(sender=worker, message=request)
-                self._send(name, f"shard{index}", request, lambda: self._serve(index, asked))
+            case replica.ToShard(shard=index, message=request, partition=partition):
+                sender = worker.beside(partition)
+                asked = shard.FromWorker(sender=sender, message=request)
+                life = self.shards[index].incarnation
+                self._send(_name(sender), f"shard{index}", request, lambda: self._serve(index, asked, life))
             case replica.ToCoordinator(message=told):
                 self._send(name, COORDINATOR, told, lambda: self._hear(worker, told))
             case replica.Quit():
@@ -416,6 +444,9 @@ class World:
         if isinstance(upset, Pause):
             self._paused[name] = max(self._paused.get(name, 0.0), self.now + upset.seconds)
             return
+        if name.startswith("shard"):
+            self._kill_shard(int(name.removeprefix("shard")), upset.restart or 0.1)
+            return
         number = int(name.removeprefix("replica"))
         worker = self.workers.pop(number, None)
         self.sessions.pop(number, None)
@@ -423,10 +454,34 @@ class World:
             return
         self._at(0.01, COORDINATOR, partial(self._lose, worker))
         for index in range(len(self.shards)):
-            self._at(0.01, f"shard{index}", partial(self._serve, index, shard.Detach(worker=worker)))
+            for one in self._workers_of(worker):
+                self._at(0.01, f"shard{index}", partial(self._serve, index, shard.Detach(worker=one)))
         if upset.restart is not None:
             self._restarting += 1
             self._at(upset.restart, "", lambda: self._restart(number, worker.incarnation + 1))
+
+    def _kill_shard(self, index: int, back_after_s: float) -> None:
+        if index in self._away:
+            return
+        self._away.add(index)
+        self._at(0.01, COORDINATOR, partial(self._lose_shard, index))
+        self._at(back_after_s, "", partial(self._shard_back, index))
+
+    def _lose_shard(self, index: int) -> None:
+        if index in self._away:
+            self._direct(coordinator.ShardLost(now=self.now, shard=index))
+
+    def _shard_back(self, index: int) -> None:
+        assert self._come_back is not None, "nothing was said of what survives a shard"
+        self.shards[index] = self._come_back(index, self.shards[index])
+        self._away.discard(index)
+        for worker in self.workers.values():
+            self._serve(index, shard.Attach(worker=worker))
+        self._serve(index, shard.ComeBack())
+        if not any(held.shard == index for held in self._slices):
+            return
+        for worker in (*self.workers.values(), *self._left):
+            self._at(0.01, _name(worker), partial(self._work, worker, replica.Reconnected(shard=index)))
 
     def _lose(self, worker: Worker) -> None:
         lost = coordinator.Lost(
@@ -441,7 +496,7 @@ class World:
     def _send(
         self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]
     ) -> None:
-        if not self._is_disturbed:
+        if not self._is_disturbed or isinstance(message, messages.Returned):
             self._at(self._transfer(sender, receiver, message), receiver, arrive)
             return
         kind = KIND_OF[type(message)]
@@ -483,4 +538,18 @@ class World:
 
 
 def _name(worker: Worker) -> str:
-    return f"replica{worker.replica}"
+    """As faults and links call it: a replica is alive or dead as a whole, and its lead has its name."""
+    return f"replica{worker.replica}.{worker.partition}" if worker.partition else f"replica{worker.replica}"
+
+
+def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:
+    """A shard's slices, by whose partition they are of."""
+    by_partition: dict[int, list[int]] = {}
+    for number in held:
+        by_partition.setdefault(shard.books[number].partition if number in shard.books else 0, []).append(
+            number
+        )
+    return [
+        ShardSlices(shard=shard.shard, slices=tuple(numbers), partition=partition)
+        for partition, numbers in sorted(by_partition.items())
+    ]

@@ -6,7 +6,7 @@ from squall.blocks import Block
 from squall.nouns import Noun
 from squall.observe.events import Joined as JoinedRun
 from squall.observe.events import Left as LeftRun
-from squall.observe.events import Redone
+from squall.observe.events import Recovered, Redone
 from squall.observe.events import Refused as RefusedBlock
 from squall.wire.messages import (
     Ask,
@@ -22,6 +22,7 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Returned,
 )
 
 PROCESS_GONE = "its process is gone"
@@ -52,7 +53,7 @@ class FromShard(Noun, frozen=True, kw_only=True):
 
     now: float
     shard: int
-    message: Refused | Diverged | Held | Released
+    message: Refused | Diverged | Returned | Held | Released
 
 
 class Lost(Noun, frozen=True, kw_only=True):
@@ -62,6 +63,13 @@ class Lost(Noun, frozen=True, kw_only=True):
     replica: int
     incarnation: int
     why: str
+
+
+class ShardLost(Noun, frozen=True, kw_only=True):
+    """A shard's connection has ended; it may be started anew."""
+
+    now: float
+    shard: int
 
 
 class Tick(Noun, frozen=True, kw_only=True):
@@ -91,7 +99,9 @@ class Copied(Noun, frozen=True, kw_only=True):
     request: int
 
 
-CoordinatorEvent: TypeAlias = Joined | FromReplica | FromShard | Lost | Tick | Stop | Checkpoint | Copied
+CoordinatorEvent: TypeAlias = (
+    Joined | FromReplica | FromShard | Lost | ShardLost | Tick | Stop | Checkpoint | Copied
+)
 
 
 # Effects ------------------------------------------------------------------------------------------------
@@ -130,7 +140,7 @@ class Cut(Noun, frozen=True, kw_only=True):
 class Report(Noun, frozen=True, kw_only=True):
     """Something that a person may want to know."""
 
-    event: JoinedRun | LeftRun | Redone | RefusedBlock
+    event: JoinedRun | LeftRun | Redone | RefusedBlock | Recovered
 
 
 class Diverging(Noun, frozen=True, kw_only=True):

@@ -106,6 +106,15 @@ class Holds:
             return True
         return any(in_hand.cover(block) is not Cover.CONTAINED for block in self._missing)
 
+    def shard_returned(self, now: float) -> tuple[ToShard, ...]:
+        """A shard has come back, and knows of no hold.
+
+        What is being gathered is tried again. A cut that was reached is given up: the shard may not have stored it.
+        """
+        if self.stage is Stage.REACHED:
+            self.wanted = None
+        return self.call_off(now)
+
     def call_off(self, now: float) -> tuple[ToShard, ...]:
         """Let shards go on without storing anything; one that stores already is not called off."""
         if self.stage not in (Stage.GATHERING, Stage.REACHED):

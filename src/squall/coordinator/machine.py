@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from heapq import heappop, heappush
+from itertools import islice
 from statistics import median
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from squall.coordinator.events import (
     Joined,
     Lost,
     Report,
+    ShardLost,
     Stop,
     Tick,
     ToReplica,
@@ -32,12 +34,13 @@ from squall.coordinator.events import (
 from squall.coordinator.gate import StalenessGate
 from squall.coordinator.hold import Holds, Stage
 from squall.coordinator.line import WaitingLine
+from squall.coordinator.lives import ShardLives
 from squall.coordinator.members import Member, Patience
 from squall.coordinator.work import Rhythm, WorkPlan
 from squall.machines import Machine
 from squall.observe.events import Joined as JoinedRun
 from squall.observe.events import Left as LeftRun
-from squall.observe.events import Redone
+from squall.observe.events import Recovered, Redone
 from squall.observe.events import Refused as RefusedBlock
 from squall.slices import Cover
 from squall.wire.messages import (
@@ -53,6 +56,7 @@ from squall.wire.messages import (
     Refuse,
     Refused,
     Released,
+    Returned,
 )
 
 TERMINAL_REFUSALS_IN_A_ROW = 3
@@ -92,6 +96,8 @@ class CoordinatorMachine(Machine):
         (Phase.STARTING, Tick): "_tick_starting",
         (Phase.STARTING, Stop): "_stop",
         (Phase.STARTING, Diverged): "_diverged",
+        (Phase.STARTING, ShardLost): "_shard_lost",
+        (Phase.STARTING, Returned): "_shard_returned",
         (Phase.STARTING, Checkpoint): "_checkpoint",
         (Phase.RUNNING, Joined): "_joined",
         (Phase.RUNNING, Ask): "_asked",
@@ -101,6 +107,8 @@ class CoordinatorMachine(Machine):
         (Phase.RUNNING, Stop): "_stop",
         (Phase.RUNNING, Refused): "_refused",
         (Phase.RUNNING, Diverged): "_diverged",
+        (Phase.RUNNING, ShardLost): "_shard_lost",
+        (Phase.RUNNING, Returned): "_shard_returned",
         (Phase.RUNNING, Checkpoint): "_checkpoint",
         (Phase.RUNNING, Copied): "_copied",
         (Phase.RUNNING, Held): "_held",
@@ -113,6 +121,8 @@ class CoordinatorMachine(Machine):
         (Phase.LEAVING, Stop): "_ignore",
         (Phase.LEAVING, Refused): "_refused",
         (Phase.LEAVING, Diverged): "_diverged",
+        (Phase.LEAVING, ShardLost): "_shard_lost",
+        (Phase.LEAVING, Returned): "_shard_returned",
         (Phase.LEAVING, Checkpoint): "_ignore",
         (Phase.LEAVING, Copied): "_ignore",
         (Phase.LEAVING, Held): "_ignore",
@@ -125,6 +135,8 @@ class CoordinatorMachine(Machine):
         (Phase.ENDED, Stop): "_ignore",
         (Phase.ENDED, Refused): "_ignore",
         (Phase.ENDED, Diverged): "_ignore",
+        (Phase.ENDED, ShardLost): "_ignore",
+        (Phase.ENDED, Returned): "_ignore",
         (Phase.ENDED, Checkpoint): "_ignore",
         (Phase.ENDED, Copied): "_ignore",
         (Phase.ENDED, Held): "_ignore",
@@ -158,6 +170,9 @@ class CoordinatorMachine(Machine):
         self._stop_asked: Stop | None = None  # and put off
         self._awaited = set(range(num_replicas))  # by the start: expected, not lost, and not heard of
         self._leaving_since = 0.0
+        self._shards = ShardLives()
+        self._begun_with = BlockSet(settled.entries())
+        self._reopened: set[Block] = set()  # closed before, and lost by a shard since
         self._fresh: Iterator[Block] = plan.blocks(settled)
         self._next_fresh: Block | None = next(self._fresh, None)
         self._line = WaitingLine()
@@ -165,6 +180,7 @@ class CoordinatorMachine(Machine):
         self._returned: OrderedDict[Block, None] = OrderedDict()  # taken back, to be handed out again
         self._leased: set[Block] = set()  # that a member holds; no block has two holders
         self._attempts: dict[Block, int] = {}  # of blocks handed out and not settled
+        self._tries: dict[Block, int] = {}  # of settled ones that took more than one
         self._why_again: dict[Block, str] = {}
         self._not_finite: dict[Block, list[int]] = {}  # who found a block not finite
         self._tensor: dict[Block, str] = {}
@@ -194,6 +210,10 @@ class CoordinatorMachine(Machine):
             waits.append(
                 f"{block} waits to be settled by {', '.join(f'shard{shard}' for shard in sorted(shards))}"
             )
+        waits.extend(
+            f"the run waits for shard{shard} to come back, since {now - since:.0f} s"
+            for shard, since in self._shards.away.items()
+        )
         waits.extend(self._holds.waits())
         if self.phase is Phase.RUNNING and not self.members:
             waits.append("the run waits for a replica: none is left")
@@ -214,7 +234,9 @@ class CoordinatorMachine(Machine):
         assert not self._leased & set(self._returned)
         assert self.phase is not Phase.ENDED or not self.members
         for block in self.refused:
-            assert self.settled.cover(block) is Cover.CONTAINED
+            assert self.settled.cover(block) is Cover.CONTAINED or block in self._settling
+        for block in self._reopened:
+            assert block in self._attempts, "what a shard has lost is done again"
         for block in (*self._attempts, *self._why_again, *self._not_finite, *self._tensor):
             assert self.settled.cover(block) is Cover.DISJOINT, "what is settled is forgotten"
 
@@ -449,6 +471,9 @@ class CoordinatorMachine(Machine):
             member.durations.append(now - member.heard)
         if self.settled.cover(block) is not Cover.DISJOINT or block in self._settling:
             return ()
+        if report.outcome is Outcome.APPLIED and not self._shards.vouch(block, report.lives):
+            self._take_back(block, "a shard has come back without it")
+            return ()
         match report.outcome:
             case Outcome.APPLIED:
                 return self._close(member, report, now)
@@ -468,6 +493,9 @@ class CoordinatorMachine(Machine):
         self.settled.add(block)
         self._gate.settled(block, is_applied=True)
         self._returned.pop(block, None)
+        if block in self._reopened:  # and was told to be done
+            self._forget(block)
+            return ()
         self._refusals_in_a_row = 0
         self._warm_left = max(0, self._warm_left - 1)
         member.good_in_a_row += 1
@@ -478,10 +506,12 @@ class CoordinatorMachine(Machine):
         return (Closed(replica=member.replica, report=report), *self._strike(blamed, member, now))
 
     def _forget(self, block: Block) -> None:
-        self._attempts.pop(block, None)
+        if (tries := self._attempts.pop(block, 1)) > 1:
+            self._tries[block] = tries
         self._why_again.pop(block, None)
         self._not_finite.pop(block, None)
         self._tensor.pop(block, None)
+        self._reopened.discard(block)
 
     def _strike(self, blamed: list[int], finisher: Member, now: float) -> tuple[CoordinatorEffect, ...]:
         """Count against a replica what was not finite from it and finite from another; quarantine it at last."""
@@ -525,6 +555,10 @@ class CoordinatorMachine(Machine):
 
     def _settled_as_refused(self, block: Block, now: float) -> tuple[CoordinatorEffect, ...]:
         del self._settling[block], self._settle_requests[block]
+        if block in self.refused:  # settled before, and lost by a shard since
+            self.settled.add(block)
+            self._forget(block)
+            return ()
         tensor = self._tensor.get(block, "")
         why = f"the gradient of {tensor!r} was not finite" if tensor else "a shard has a part of it already"
         if block in self._settle_mixed:
@@ -547,6 +581,66 @@ class CoordinatorMachine(Machine):
         if self.phase is Phase.LEAVING:
             return (told,)
         return (told, *self._leave(event.now, "diverged"), *self._end_if_empty())
+
+    # Shards that were killed ------------------------------------------------------------------------------
+
+    def _shard_lost(self, event: ShardLost) -> tuple[CoordinatorEffect, ...]:
+        self._shards.away.setdefault(event.shard, event.now)
+        return ()
+
+    def _shard_returned(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
+        """Have done again what it has come back without; or say so, for the run to be resumed."""
+        lost = self._lost_by(event)
+        if lost is None:
+            return ()
+        if lost.num_minibatches and self.phase is Phase.LEAVING:
+            self.why = f"shard{event.shard} came back without {lost.num_minibatches} minibatches"
+        again = self._reopen(event.shard) if lost.num_minibatches else ()
+        for member in self.members.values():
+            member.heard = event.now  # it may have waited for this shard
+        told = self._told_of(event, lost)
+        return (*told, *self._holds.shard_returned(event.now), *again, *self._go_on(event.now))
+
+    def _lost_by(self, event: FromShard) -> BlockSet | None:
+        """What was settled and is not any more, since a shard has come back without it; None if that is known."""
+        told = event.message
+        assert isinstance(told, Returned)
+        had = self.settled if told.everywhere is None else BlockSet.union(told.everywhere)
+        if not self._shards.returned(event.shard, told.incarnation, had):
+            return None
+        for block, waiting in self._settling.items():
+            if told.everywhere is not None and had.cover(block) is not Cover.CONTAINED:
+                waiting.add(event.shard)  # it may have settled it before
+        lost = BlockSet.union(part for block in self.settled.blocks() for part in had.missing(block))
+        self.settled = self.settled.common(had)
+        return lost
+
+    def _told_of(self, event: FromShard, lost: BlockSet) -> tuple[CoordinatorEffect, ...]:
+        assert isinstance(event.message, Returned)
+        recovered = Recovered(
+            time_s=event.now,
+            role=f"shard{event.shard}",
+            incarnation=event.message.incarnation,
+            lost=lost.num_minibatches,
+        )
+        return (Report(event=recovered),)
+
+    def _reopen(self, shard: int) -> tuple[CoordinatorEffect, ...]:
+        """Hand out again what was settled before; under the same names, so that other slices know it."""
+        effects: list[CoordinatorEffect] = []
+        for block in islice(self.plan.blocks(self._begun_with), self._handed_out):
+            if block in self._attempts or self.settled.cover(block) is Cover.CONTAINED:
+                continue
+            self._attempts[block] = self._tries.get(block, 1)
+            if block in self.refused:
+                self._requests += 1
+                self._settle_requests[block], self._settling[block] = self._requests, {shard}
+                effects.extend(self._ask_to_settle(block))
+                continue
+            self._reopened.add(block)
+            self._returned[block] = None
+            self._why_again[block] = f"shard{shard} came back without it"
+        return tuple(effects)
 
     # Checkpoints ----------------------------------------------------------------------------------------
 
@@ -606,7 +700,7 @@ class CoordinatorMachine(Machine):
         return (*(Report(event=left) for left in named), *self._go_on(event.now))
 
     def _tick_running(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
-        for member in self.members.values():
+        for member in () if self._shards.away else self.members.values():
             is_due = bool(member.leases) or not member.parked
             if is_due and not member.is_overdue and event.now - member.heard > self._deadline(member):
                 self._overdue(member, event.now)

@@ -20,6 +20,7 @@ from squall.coordinator.events import (
     Joined,
     Lost,
     Report,
+    ShardLost,
     Stop,
     Tick,
     ToReplica,
@@ -48,7 +49,7 @@ from squall.wire.control import (
 )
 from squall.wire.joining import JoinCoordinator
 from squall.wire.listener import Door, Guest, Listener
-from squall.wire.messages import Ask, Goodbye, Held, Refused, Released
+from squall.wire.messages import Ask, Goodbye, Held, Refused, Released, Returned
 from squall.wire.messages import Diverged as DivergedAt
 from squall.wire.traffic import TrafficMeter
 
@@ -106,7 +107,7 @@ class CoordinatorServer:
             tuple[str, int], int
         ] = {}  # over TCP: the least incarnation to come, by role and number
         self._shards: dict[int, Connection] = {}
-        self._shard_of: dict[int, int] = {}  # by descriptor
+        self._shard_of: dict[int, tuple[int, Connection]] = {}  # by descriptor
         self._closings: list[ClosedBlock] = []
         self._waits: dict[str, float] = {}  # since when
         self._told_waits: tuple[str, ...] = ()
@@ -176,12 +177,11 @@ class CoordinatorServer:
         self._handle(Lost(now=self._now(), replica=replica, incarnation=incarnation, why=why))
 
     def _read_shard(self, fd: int) -> None:
-        shard = self._shard_of[fd]
-        connection = self._shards[shard]
+        shard, connection = self._shard_of[fd]
         is_ended = False
         try:
             for message, _ in connection.arrived():
-                if isinstance(message, Refused | DivergedAt | Held | Released):
+                if isinstance(message, Refused | DivergedAt | Returned | Held | Released):
                     self._handle(FromShard(now=self._now(), shard=shard, message=message))
             is_ended = connection.is_ended
         except RemoteProtocolError as error:
@@ -189,8 +189,8 @@ class CoordinatorServer:
             print(f"closing the connection of {connection.name}: {error}", flush=True)
             is_ended = True
         if is_ended:
-            self._epoll.unregister(connection.fileno())
-            del self._shards[shard], self._shard_of[fd]
+            self._part_with(shard)
+            self._handle(ShardLost(now=self._now(), shard=shard))
 
     def _let_in(self, guest: Guest) -> None:
         """Take a role that has come over TCP."""
@@ -218,9 +218,17 @@ class CoordinatorServer:
         self._epoll.register(connection.fileno(), select.EPOLLIN)
         self._handle(Joined(now=self._now(), replica=replica, incarnation=incarnation))
 
+    def _part_with(self, shard: int) -> None:
+        """Close a shard's connection; what it had said and was not read belongs to a past start of it."""
+        if (connection := self._shards.pop(shard, None)) is not None:
+            self._epoll.unregister(connection.fileno())
+            del self._shard_of[connection.fileno()]
+            connection.close()
+
     def _attach_shard(self, shard: int, connection: Connection) -> None:
+        self._part_with(shard)
         self._shards[shard] = connection
-        self._shard_of[connection.fileno()] = shard
+        self._shard_of[connection.fileno()] = (shard, connection)
         self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
@@ -303,7 +311,9 @@ def _cause(wait: str) -> str:
     return "".join(letter for letter in wait if not letter.isdigit())
 
 
-def _happened(event: events.Joined | events.Left | events.Redone | events.Refused) -> Happened:
+def _happened(
+    event: events.Joined | events.Left | events.Redone | events.Refused | events.Recovered,
+) -> Happened:
     kind = type(event).__name__
     match event:
         case events.Joined(time_s=time_s, role=role, incarnation=incarnation):
@@ -314,3 +324,7 @@ def _happened(event: events.Joined | events.Left | events.Redone | events.Refuse
             return Happened(kind=kind, time_s=time_s, role=str(replica), number=attempt, block=block, why=why)
         case events.Refused(time_s=time_s, block=block, why=why):
             return Happened(kind=kind, time_s=time_s, role="", number=0, block=block, why=why)
+        case events.Recovered(time_s=time_s, role=role, incarnation=incarnation, lost=lost):
+            return Happened(
+                kind=kind, time_s=time_s, role=role, number=incarnation, block=None, why="", lost=lost
+            )

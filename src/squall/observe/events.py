@@ -155,6 +155,38 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A shard that was killed serves again.
+
+    Attributes:
+        time_s: when.
+        role: as in ``"shard0"``; its end was told as `Left`.
+        incarnation: which start of it this is.
+        lost: work that it came back without, and that is done again [minibatches].
+    """
+
+    time_s: float
+    role: str
+    incarnation: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unkept:
+    """What a shard applies cannot be kept on disk at the moment, and would not survive its end.
+
+    Attributes:
+        time_s: since when.
+        role: as in ``"shard0"``.
+        why: as in ``"[Errno 28] No space left on device"``; empty: it is kept again.
+    """
+
+    time_s: float
+    role: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbed:
     """Chaos that the job asked for has struck a role.
 
@@ -186,7 +218,19 @@ class Ended:
     error: str | None = None
 
 
-Event: TypeAlias = Progress | Evaluated | Joined | Left | Redone | Refused | Checkpointed | Disturbed | Ended
+Event: TypeAlias = (
+    Progress
+    | Evaluated
+    | Joined
+    | Left
+    | Redone
+    | Refused
+    | Checkpointed
+    | Recovered
+    | Unkept
+    | Disturbed
+    | Ended
+)
 
 
 def as_record(event: Event) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the rows are, then the rows as raw little-endian bytes. A reader puts all files 
 
 import json
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -187,8 +188,11 @@ class LedgerWriter:
         self.close()
 
 
-def read_ledger(directory: Path) -> Ledger:
+def read_ledger(directory: Path, *patterns: str) -> Ledger:
     """Read all ``*.ledger`` files of a directory into one array, in the order of time.
+
+    Args:
+        patterns: of names, without the ending; none given: all files.
 
     Rows of one time are ordered by shard, slice and version. A torn last row, left by a writer that died
     or is still writing, is left out. No file, or no directory: an empty array.
@@ -199,9 +203,29 @@ def read_ledger(directory: Path) -> Ledger:
     Raises:
         CorruptError: a file has a foreign or altered header, or a row whose outcome does not exist.
     """
-    parts = [_read_file(path) for path in sorted(directory.glob(f"*{SUFFIX}"))]
+    paths = {path for pattern in patterns or ("*",) for path in directory.glob(pattern + SUFFIX)}
+    parts = [_read_file(path) for path in sorted(paths)]
     rows = np.concatenate(parts) if parts else np.zeros(0, LEDGER_DTYPE)
     return rows[np.lexsort((rows["version"], rows["slice"], rows["shard"], rows["time_s"]))]
+
+
+def state_made(row: Any) -> tuple[int, int, int]:
+    """Which state of a slice an applied row made: (slice, start of its shard, version)."""
+    return int(row["slice"]), int(row["shard_incarnation"]), int(row["version"])
+
+
+def rows_to_take_back(ledger: Ledger, versions: Mapping[int, int], time_s: float) -> Iterator[LedgerRow]:
+    """Rows that say "rolled_back" of all that was applied beyond some versions, and was not taken back before.
+
+    Args:
+        versions: by slice, the version that is left of it.
+        time_s: when it was found out.
+    """
+    before = {state_made(row) for row in ledger[ledger["outcome"] == "rolled_back"]}
+    for row in ledger[ledger["outcome"] == "applied"]:
+        if row["version"] > versions.get(int(row["slice"]), 0) and state_made(row) not in before:
+            told = {name: row[name].item() for name in LedgerRow._fields}
+            yield LedgerRow(**told | {"outcome": "rolled_back", "time_s": time_s})
 
 
 def _read_file(path: Path) -> Ledger:

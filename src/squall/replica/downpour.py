@@ -95,7 +95,11 @@ class Computed(Noun, frozen=True, kw_only=True):
 
 
 class Gradient(Noun, frozen=True, kw_only=True):
-    """What a push says of the block's gradient."""
+    """What a push says of the block's gradient.
+
+    Attributes:
+        based_on, incarnations: by slice, the version that it was computed from, and of which start of its shard.
+    """
 
     block: Block
     attempt: int
@@ -105,6 +109,7 @@ class Gradient(Noun, frozen=True, kw_only=True):
     buffer: int
     scale: float
     based_on: Mapping[int, int]
+    incarnations: Mapping[int, int] = {}
 
 
 class Exchange(Noun, frozen=True, kw_only=True):
@@ -125,10 +130,15 @@ class Collect(Noun, frozen=True, kw_only=True):
 
 
 class Exchanged(Noun, frozen=True, kw_only=True):
-    """What the shards answered: per slice, its state after the exchange and what became of the push."""
+    """What the shards answered: per slice, its state after the exchange and what became of the push.
+
+    Attributes:
+        lives: (shard, its incarnation) of each that answered.
+    """
 
     states: Mapping[int, SliceState]
     outcomes: Mapping[int, Outcome]
+    lives: tuple[tuple[int, int], ...] = ()
 
 
 class NextBlock(Noun, frozen=True, kw_only=True):
@@ -269,7 +279,7 @@ class _Replica:
     def _compute(self, lease: Lease) -> Generator[Wish, Answer, _Pushed]:
         """Compute the block of a lease: Algorithm 1.1 between two pushes."""
         block = lease.block
-        based_on = {number: state.version for number, state in self._states.items()}
+        states = self._states
         loss_sum, examples, seconds = 0.0, 0, 0.0
         for position in range(block.first, block.stop):
             if self._clock.is_due_within_block():
@@ -302,7 +312,8 @@ class _Replica:
             absent=computed.absent,
             buffer=self._buffer,
             scale=computed.scale,
-            based_on=based_on,
+            based_on={number: state.version for number, state in states.items()},
+            incarnations={number: state.incarnation for number, state in states.items()},
         )
         # After a gradient that was not finite, the replica's own local steps are not to be trusted either.
         fetches = (fetch_follows or bool(computed.not_finite)) and not self._loop.fetches_at_start
@@ -339,14 +350,20 @@ def report(gradient: Gradient, exchanged: Exchanged, loss_sum: float) -> Finishe
         not_finite=gradient.not_finite,
         loss_sum=loss_sum,
         examples=gradient.examples,
-        staleness=_staleness(gradient.based_on, exchanged),
+        staleness=_staleness(gradient, exchanged),
+        lives=exchanged.lives,
     )
 
 
-def _staleness(based_on: Mapping[int, int], exchanged: Exchanged) -> float:
-    """Mean over the slices that applied the push: version before it, less what it was based on."""
+def _staleness(gradient: Gradient, exchanged: Exchanged) -> float:
+    """Mean over the slices that applied the push: version before it, less what it was based on.
+
+    A shard that was started anew since counts from what it came back with, which only its ledger knows; 0 at least.
+    """
     applied = [number for number, outcome in exchanged.outcomes.items() if outcome is Outcome.APPLIED]
-    total = sum(exchanged.states[number].version - 1 - based_on[number] for number in applied)
+    total = sum(
+        max(0, exchanged.states[number].version - 1 - gradient.based_on[number]) for number in applied
+    )
     return total / len(applied) if applied else 0.0
 
 

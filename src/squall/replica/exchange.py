@@ -80,27 +80,57 @@ class SharedExchange:
     Args:
         connection: to the shard.
         arena: the shared memory, of `plan.num_bytes`.
+        may_come_back: a shard that is gone may be started anew; then `come_back` is called, and what is not
+            answered has to be sent again. Else it is lost.
+
+    Attributes:
+        is_gone: the shard is, and has not come back.
     """
 
-    def __init__(self, connection: Connection, arena: SharedArena, plan: ExchangePlan) -> None:
+    def __init__(
+        self, connection: Connection, arena: SharedArena, plan: ExchangePlan, *, may_come_back: bool = False
+    ) -> None:
         self._connection = connection
+        self._may_come_back = may_come_back
+        self.is_gone = False
         self.name = connection.name
         self.views = plan.views(arena)
 
     @classmethod
     def from_fds(
-        cls, name: str, fds: Sequence[int], plan: ExchangePlan, *, writable: bool = True
+        cls,
+        name: str,
+        fds: Sequence[int],
+        plan: ExchangePlan,
+        *,
+        writable: bool = True,
+        may_come_back: bool = False,
     ) -> "SharedExchange":
         """Take over the ends that the launcher has made: a connection and memory."""
         arena = SharedArena.attach(fds[1], plan.num_bytes, writable=writable)
-        return cls(Connection.from_fd(fds[0], name), arena, plan)
+        return cls(Connection.from_fd(fds[0], name), arena, plan, may_come_back=may_come_back)
 
     def send(self, request: Request) -> None:
-        self._connection.send(request)
+        try:
+            self._connection.send(request)
+        except ConnectionError:
+            if not self._may_come_back:
+                raise  # else `replies` finds out
+
+    def come_back(self, fd: int) -> None:
+        """The shard has been started anew, and this is the connection to it."""
+        self._connection.close()
+        self._connection = Connection.from_fd(fd, self.name)
+        self.is_gone = False
 
     def replies(self) -> list[Reply]:
+        if self.is_gone:
+            return []
         found = [_reply(self.name, message) for message, _ in self._connection.arrived()]
         if not found and self._connection.is_ended:
+            self.is_gone = True
+            if self._may_come_back:
+                return []
             raise LostError(reason=f"lost its connection to {self.name}")
         return found
 
@@ -353,8 +383,9 @@ def connect_shards(
     """Connect a worker with every shard that holds something.
 
     Args:
-        settings: "name"; "replica", its number; "incarnation", 0 if it is not there; "shards"; "tcp": a mapping with
-            "token" and "addresses" by role, or nothing for shared memory.
+        settings: "name"; "replica", its number; "incarnation", 0 if it is not there; "partition", its own, if the model is
+            cut; "shards"; "shards_come_back", if those that are killed are started anew; "tcp": a mapping with "token" and
+            "addresses" by role, or nothing for shared memory.
         fds: for shared memory, a connection and memory for each shard.
         num_gradients: sets of gradient vectors.
         is_reader: it never pushes.
@@ -362,10 +393,16 @@ def connect_shards(
     told = settings.get("tcp")
     exchanges: dict[int, Exchange] = {}
     for index, shard in enumerate(settings["shards"]):
-        plan = ExchangePlan(layout.slices_of(shard), num_gradients)
+        plan = ExchangePlan(layout.slices_of(shard, settings.get("partition")), num_gradients)
         if told is None:
             ends = fds[2 * index : 2 * index + 2]
-            exchanges[shard] = SharedExchange.from_fds(f"shard{shard}", ends, plan, writable=not is_reader)
+            exchanges[shard] = SharedExchange.from_fds(
+                f"shard{shard}",
+                ends,
+                plan,
+                writable=not is_reader,
+                may_come_back=settings.get("shards_come_back", False),
+            )
             continue
         me = introduction(
             settings["name"],
@@ -403,6 +440,44 @@ def wait_for_reply(exchange: Exchange) -> Reply:
     while not (replies := exchange.replies()):
         select.select([exchange.fileno()], [], [])
     return replies[0]
+
+
+class Absences:
+    """Shards that are gone and are waited for: for how long is told every few seconds, and not for ever.
+
+    Args:
+        name: who waits.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._since: dict[str, float] = {}
+        self._told = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def gone(self, shard: str, now: float) -> None:
+        self._told = self._since.setdefault(shard, now)
+
+    def back(self, shard: str) -> None:
+        self._since.pop(shard, None)
+
+    def tick(self, now: float) -> None:
+        """Time has passed; call it about once a second.
+
+        Raises:
+            LostError: one has been waited for too long.
+        """
+        for shard, since in self._since.items():
+            if now - since > LOST_AFTER_S:
+                raise LostError(reason=f"{shard} is gone, and did not come back within {LOST_AFTER_S:g} s")
+        if self._since and now - self._told > WAITS_TOLD_AFTER_S:
+            self._told = now
+            waits = ", ".join(
+                f"{shard}, gone for {now - since:.0f} s" for shard, since in self._since.items()
+            )
+            print(f"{self._name} waits for {waits}", flush=True)
 
 
 def introduction(

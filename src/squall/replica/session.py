@@ -1,5 +1,7 @@
 """One replica's side of the protocol, without any I/O: turns the wishes of its loop into messages.
 
+A replica of several workers has one session, its lead's: the others send and receive what it says.
+
 Every request is kept until its answer has come, and sent again at each `Tick` that finds it still open. The
 answer to a request that is not open is late and is dropped.
 """
@@ -40,10 +42,11 @@ from squall.wire.messages import (
 
 
 class ShardSlices(Noun, frozen=True, kw_only=True):
-    """A shard that this worker talks to, and the slices of the worker's partition that it holds, in order."""
+    """A shard that one worker of this replica talks to, and the slices of its partition that the shard holds, in order."""
 
     shard: int
     slices: tuple[int, ...]
+    partition: int = 0
 
 
 # Events -------------------------------------------------------------------------------------------------
@@ -54,10 +57,11 @@ class Started(Noun, frozen=True, kw_only=True):
 
 
 class FromShard(Noun, frozen=True, kw_only=True):
-    """A shard's reply arrived."""
+    """A shard's reply arrived, at the worker of this partition."""
 
     shard: int
     message: Fetched | Pushed
+    partition: int = 0
 
 
 class FromCoordinator(Noun, frozen=True, kw_only=True):
@@ -66,21 +70,28 @@ class FromCoordinator(Noun, frozen=True, kw_only=True):
     message: Lease | Leave | Recall
 
 
+class Reconnected(Noun, frozen=True, kw_only=True):
+    """A shard that was killed has been started anew: what it has not answered is sent again."""
+
+    shard: int
+
+
 class Tick(Noun, frozen=True, kw_only=True):
     """Time has passed: send again what has not been answered since the last tick."""
 
 
-SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Tick
+SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Reconnected | Tick
 
 
 # Effects (and `Compute`, which is the loop's) -----------------------------------------------------------
 
 
 class ToShard(Noun, frozen=True, kw_only=True):
-    """Send a request to a shard."""
+    """Have the worker of this partition send a request to a shard."""
 
     shard: int
     message: Fetch | Push
+    partition: int = 0
 
 
 class ToCoordinator(Noun, frozen=True, kw_only=True):
@@ -115,16 +126,17 @@ class Phase(Enum):
 
 
 class ReplicaSession(Machine):
-    """Decides for one worker: one event in, effects out.
+    """Decides for one replica, whose lead it is: one event in, effects out.
 
     Args:
         loop: the strategy's generator, not started.
-        shards: the shards that hold slices of this worker's partition.
+        shards: for each of its workers, the shards that hold slices of the worker's partition.
     """
 
     TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
         (Phase.READY, Started): "_start",
         (Phase.READY, Recall): "_recall_idle",
+        (Phase.READY, Reconnected): "_reconnected",
         (Phase.READY, Tick): "_tick",
         (Phase.COMPUTING, Computed): "_computed",
         (Phase.COMPUTING, Fetched): "_exchanged",
@@ -132,18 +144,21 @@ class ReplicaSession(Machine):
         (Phase.COMPUTING, Lease): "_answered",
         (Phase.COMPUTING, Leave): "_answered",
         (Phase.COMPUTING, Recall): "_recall",
+        (Phase.COMPUTING, Reconnected): "_reconnected",
         (Phase.COMPUTING, Tick): "_tick",
         (Phase.EXCHANGING, Fetched): "_exchanged",
         (Phase.EXCHANGING, Pushed): "_exchanged",
         (Phase.EXCHANGING, Lease): "_answered",
         (Phase.EXCHANGING, Leave): "_answered",
         (Phase.EXCHANGING, Recall): "_recall",
+        (Phase.EXCHANGING, Reconnected): "_reconnected",
         (Phase.EXCHANGING, Tick): "_tick",
         (Phase.AWAITING, Fetched): "_exchanged",
         (Phase.AWAITING, Pushed): "_exchanged",
         (Phase.AWAITING, Lease): "_answered",
         (Phase.AWAITING, Leave): "_answered",
         (Phase.AWAITING, Recall): "_recall_idle",
+        (Phase.AWAITING, Reconnected): "_reconnected",
         (Phase.AWAITING, Tick): "_tick",
         (Phase.LEFT, Started): "_late",
         (Phase.LEFT, Fetched): "_late",
@@ -151,6 +166,7 @@ class ReplicaSession(Machine):
         (Phase.LEFT, Lease): "_late",
         (Phase.LEFT, Leave): "_late",
         (Phase.LEFT, Recall): "_late",
+        (Phase.LEFT, Reconnected): "_late",
         (Phase.LEFT, Tick): "_late",
     }
 
@@ -159,13 +175,14 @@ class ReplicaSession(Machine):
         self.buffer = 1  # the parameter buffer in use; the first fetch goes into the other
         self.num_dropped = 0
         self._loop = loop
-        self._shards = {shard.shard: shard.slices for shard in shards}
+        self._shards = {(shard.partition, shard.shard): shard.slices for shard in shards}
         self._requests = 0
-        self._open_exchange: dict[int, Fetch | Push] = {}  # by shard
+        self._open_exchange: dict[tuple[int, int], Fetch | Push] = {}  # by partition and shard
         self._exchange_fetches = False
         self._is_begun = False  # an exchange that the loop has not collected yet
         self._states: dict[int, SliceState] = {}
         self._outcomes: dict[int, Outcome] = {}
+        self._lives: dict[int, int] = {}  # by shard: the incarnation that answered
         self._open_asks: dict[int, Ask] = {}  # by number
         self._answers: dict[int, Lease | Leave] = {}  # that the loop has not taken yet
         self._awaited: int | None = None
@@ -239,24 +256,26 @@ class ReplicaSession(Machine):
         assert not self._is_begun, "one exchange at a time"
         self._is_begun = True
         self._exchange_fetches = wish.fetch and bool(self._shards)
-        self._states, self._outcomes = {}, {}
+        self._states, self._outcomes, self._lives = {}, {}, {}
         if not self._shards:
             return ()
         request = self._number()
         into = 1 - self.buffer if wish.fetch else None
-        for shard, slices in self._shards.items():
-            self._open_exchange[shard] = request_of(wish, request, slices, into)
-        return tuple(ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
+        for line, slices in self._shards.items():
+            self._open_exchange[line] = request_of(wish, request, slices, into)
+        return self._requests_open()
 
     def _exchanged(self, event: FromShard) -> tuple[SessionEffect, ...]:
-        open_request = self._open_exchange.get(event.shard)
+        line = event.partition, event.shard
+        open_request = self._open_exchange.get(line)
         if open_request is None or open_request.request != event.message.request:
             return self._late(event)
-        del self._open_exchange[event.shard]
+        del self._open_exchange[line]
         reply = event.message
+        self._lives[event.shard] = reply.incarnation
         self._states.update((state.slice, state) for state in reply.states)
         if isinstance(reply, Pushed):
-            slices = self._shards[event.shard]
+            slices = self._shards[line]
             self._outcomes.update(zip(slices, reply.outcomes, strict=True))
         if self._open_exchange or self.phase is not Phase.EXCHANGING:
             return ()
@@ -266,7 +285,8 @@ class ReplicaSession(Machine):
     def _collected(self) -> tuple[Exchanged, tuple[SessionEffect, ...]]:
         """What all shards answered; the fetched parameters are taken up now, between two minibatches."""
         self._is_begun = False
-        done = Exchanged(states=self._states, outcomes=self._outcomes)
+        lives = tuple(self._lives.items())
+        done = Exchanged(states=self._states, outcomes=self._outcomes, lives=lives)
         if not self._exchange_fetches:
             return done, ()
         self.buffer = 1 - self.buffer
@@ -306,10 +326,20 @@ class ReplicaSession(Machine):
         """Let the loop collect and report what it has begun; nothing else."""
         return self._loop.throw(Recalled())
 
+    def _reconnected(self, event: Reconnected) -> tuple[SessionEffect, ...]:
+        """Whether it had been applied, the shard knows by the block."""
+        return tuple(request for request in self._requests_open() if request.shard == event.shard)
+
     def _tick(self, event: Tick) -> tuple[SessionEffect, ...]:
-        exchanges = (ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
         asks = (ToCoordinator(message=ask) for ask in self._open_asks.values())
-        return (*exchanges, *asks)
+        return (*self._requests_open(), *asks)
+
+    def _requests_open(self) -> tuple[ToShard, ...]:
+        """What no shard has answered yet."""
+        return tuple(
+            ToShard(shard=shard, message=message, partition=partition)
+            for (partition, shard), message in self._open_exchange.items()
+        )
 
     def _late(self, event: Any) -> tuple[SessionEffect, ...]:
         self.num_dropped += 1
@@ -343,4 +373,5 @@ def request_of(wish: Exchange, request: int, slices: tuple[int, ...], into: int 
         buffer=gradient.buffer,
         scale=gradient.scale,
         into=into,
+        incarnation=max((gradient.incarnations.get(number, 0) for number in slices), default=0),
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from squall.blocks import BlockSet
+from squall.blocks import Block, BlockSet
 from squall.wire.messages import SliceState
 
 
@@ -22,9 +22,25 @@ class SliceBook:
     settled: BlockSet
     refused: BlockSet
 
-    @property
-    def state(self) -> SliceState:
-        return SliceState(slice=self.slice, version=self.version, minibatches=self.minibatches)
+    def state(self, incarnation: int) -> SliceState:
+        """As a reply of the shard's `incarnation`-th start tells it."""
+        return SliceState(
+            slice=self.slice, version=self.version, minibatches=self.minibatches, incarnation=incarnation
+        )
+
+    def take(self, block: Block, minibatches: int) -> None:
+        """The block has been applied."""
+        self.settled.add(block)
+        self.version += 1
+        self.minibatches += minibatches
+
+    def refuse(self, block: Block) -> tuple[Block, ...]:
+        """Settle as refused what the slice lacks of the block; returns that."""
+        missing = self.settled.missing(block)
+        for part in missing:
+            self.settled.add(part)
+            self.refused.add(part)
+        return missing
 
     def copy(self) -> "SliceBook":
         return SliceBook(

@@ -18,7 +18,11 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Returned,
 )
+
+EVERY_PARTITION = -1
+"""In a `Worker`: one that fetches the slices of all partitions, and pushes nothing."""
 
 
 class Worker(Noun, frozen=True, kw_only=True):
@@ -31,6 +35,12 @@ class Worker(Noun, frozen=True, kw_only=True):
     @property
     def place(self) -> tuple[int, int]:
         return self.replica, self.partition
+
+    def beside(self, partition: int) -> "Worker":
+        """The worker of another partition in the same life of the same replica."""
+        if partition == self.partition:
+            return self
+        return Worker(replica=self.replica, partition=partition, incarnation=self.incarnation)
 
 
 # Events -----------------------------------------------------------------------------------------------
@@ -61,6 +71,10 @@ class FromCoordinator(Noun, frozen=True, kw_only=True):
     message: Refuse | Hold | Release
 
 
+class ComeBack(Noun, frozen=True, kw_only=True):
+    """This is a later start of the shard within a run: its books are what survived."""
+
+
 class Applied(Noun, frozen=True, kw_only=True):
     """The update rule ran over every slice of the pending `Apply`, and all are finite."""
 
@@ -81,7 +95,9 @@ class Close(Noun, frozen=True, kw_only=True):
     """The run is over: answer nobody any more."""
 
 
-ShardEvent: TypeAlias = Attach | Detach | FromWorker | FromCoordinator | Applied | NotFinite | Save | Close
+ShardEvent: TypeAlias = (
+    Attach | Detach | FromWorker | FromCoordinator | ComeBack | Applied | NotFinite | Save | Close
+)
 
 
 # Effects ----------------------------------------------------------------------------------------------
@@ -116,7 +132,7 @@ class Answer(Noun, frozen=True, kw_only=True):
 class Tell(Noun, frozen=True, kw_only=True):
     """Send a message to the coordinator."""
 
-    message: Refused | Diverged | Held | Released
+    message: Refused | Diverged | Returned | Held | Released
 
 
 class Record(Noun, frozen=True, kw_only=True):

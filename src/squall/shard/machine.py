@@ -6,7 +6,7 @@ reports back. Source of the design: Dean et al., NIPS 2012, section 4.1; exactly
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
@@ -17,11 +17,13 @@ from squall.errors import RemoteProtocolError
 from squall.machines import Machine, key_of
 from squall.shard.books import SliceBook
 from squall.shard.events import (
+    EVERY_PARTITION,
     Answer,
     Applied,
     Apply,
     Attach,
     Close,
+    ComeBack,
     Detach,
     FromCoordinator,
     FromWorker,
@@ -48,6 +50,8 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Returned,
+    SliceState,
 )
 
 
@@ -91,6 +95,7 @@ class ShardMachine(Machine):
         (Phase.SERVING, Refuse): "_refuse",
         (Phase.SERVING, Hold): "_hold_back",
         (Phase.SERVING, Release): "_release",
+        (Phase.SERVING, ComeBack): "_come_back",
         (Phase.SERVING, Save): "_save",
         (Phase.SERVING, Close): "_close",
         (Phase.APPLYING, Attach): "_attach",
@@ -125,6 +130,7 @@ class ShardMachine(Machine):
         self.shard = shard
         self.incarnation = incarnation
         self.books = {book.slice: book for book in books}
+        self._began_at = {book.slice: book.version for book in books}
         self.num_dropped = 0  # messages of a past life or a past request
         self._lines: dict[tuple[int, int], _Line] = {}
         self._pending: Apply | None = None
@@ -194,7 +200,7 @@ class ShardMachine(Machine):
         if len(message.based_on) != len(books):
             raise self._wrong(event, f"expected {len(books)} versions, but got {len(message.based_on)}")
         for book, based_on in zip(books, message.based_on, strict=True):
-            if not 0 <= based_on <= book.version:
+            if based_on < 0 or (message.incarnation >= self.incarnation and based_on > book.version):
                 raise self._wrong(event, f"slice {book.slice} is at version {book.version}, not {based_on}")
         if message.buffer not in (0, 1) or not 0.0 <= message.scale <= 1.0:
             raise self._wrong(
@@ -214,9 +220,7 @@ class ShardMachine(Machine):
 
     def _fetch(self, line: _Line, fetch: Fetch) -> tuple[ShardEffect, ...]:
         books = self._books_of(line.worker)
-        line.reply = Fetched(
-            request=fetch.request, incarnation=self.incarnation, states=tuple(book.state for book in books)
-        )
+        line.reply = Fetched(request=fetch.request, incarnation=self.incarnation, states=self._states(books))
         return (
             WriteOut(to=line.worker, slices=tuple(book.slice for book in books), into=fetch.into),
             Answer(to=line.worker, message=line.reply),
@@ -249,13 +253,12 @@ class ShardMachine(Machine):
         effects: list[ShardEffect] = []
         outcomes: list[Outcome] = []
         books = self._books_of(sender)
-        for book, based_on in zip(books, push.based_on, strict=True):
+        for book, told in zip(books, push.based_on, strict=True):
+            based_on = self._based_on(book, told, push)
             staleness = book.version - based_on
             if book.slice in applied:
                 outcome = Outcome.APPLIED
-                book.settled.add(push.block)
-                book.version += 1
-                book.minibatches += push.minibatches
+                book.take(push.block, push.minibatches)
             else:
                 outcome = self._judge(book, push)
             outcomes.append(outcome)
@@ -282,13 +285,21 @@ class ShardMachine(Machine):
                 request=push.request,
                 incarnation=self.incarnation,
                 outcomes=tuple(outcomes),
-                states=tuple(book.state for book in books),
+                states=self._states(books),
             )
             effects.append(Answer(to=sender, message=line.reply))
         return tuple(effects)
 
+    def _based_on(self, book: SliceBook, told: int, push: Push) -> int:
+        """The version that a push was based on; of an earlier start of this shard, what is left of it counts."""
+        return told if push.incarnation >= self.incarnation else min(told, self._began_at[book.slice])
+
+    def _states(self, books: Iterable[SliceBook]) -> tuple[SliceState, ...]:
+        return tuple(book.state(self.incarnation) for book in books)
+
     def _books_of(self, worker: Worker) -> list[SliceBook]:
-        return [book for book in self.books.values() if book.partition == worker.partition]
+        own = worker.partition
+        return [book for book in self.books.values() if own in (book.partition, EVERY_PARTITION)]
 
     # The update that runs -----------------------------------------------------------------------------
 
@@ -319,6 +330,12 @@ class ShardMachine(Machine):
             effects.extend(getattr(self, name)(event))
         return tuple(effects)
 
+    def _come_back(self, event: ComeBack) -> tuple[ShardEffect, ...]:
+        """Say what has survived, before anything else."""
+        sets = [book.settled for book in self.books.values()]
+        everywhere = reduce(BlockSet.common, sets).blocks() if sets else None
+        return (Tell(message=Returned(incarnation=self.incarnation, everywhere=everywhere)),)
+
     # The coordinator and the launcher -----------------------------------------------------------------
 
     def _refuse(self, event: FromCoordinator) -> tuple[ShardEffect, ...]:
@@ -327,11 +344,8 @@ class ShardMachine(Machine):
         assert isinstance(event.message, Refuse)
         block = event.message.block
         for book in self.books.values():
-            missing = book.settled.missing(block)
-            for part in missing:  # the whole of it, unless the slice has some of it already
-                book.settled.add(part)
-                book.refused.add(part)
-                effects.append(_row_of_refusal(book, part))
+            # The whole of it, unless the slice has some of it already.
+            effects.extend(_row_of_refusal(book, part) for part in book.refuse(block))
             is_applied = book.refused.cover(block) is Cover.DISJOINT
             outcomes.append(Outcome.REPEATED if is_applied else Outcome.REFUSED)
         told = Refused(request=event.message.request, block=block, outcomes=tuple(outcomes))

@@ -4,6 +4,11 @@ from squall.observe.ledger import LedgerRow, block_id
 from squall.shard.events import Record
 
 
+def ledger_file(shard: int, incarnation: int) -> str:
+    """The name of the file that one start of a shard writes its rows to."""
+    return f"shard{shard}-{incarnation}.ledger"
+
+
 def ledger_row(shard: int, shard_incarnation: int, record: Record, time_s: float) -> LedgerRow:
     """The row of a record; `time_s` is seconds since the run began."""
     block, sender = record.block, record.sender

@@ -16,13 +16,17 @@ from squall.errors import RemoteProtocolError
 from squall.machines import drive
 from squall.model.layout import Layout
 from squall.observe.ledger import LedgerWriter
+from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
 from squall.shard.books import SliceBook
+from squall.shard.durable import come_back, open_place, put_right
 from squall.shard.events import (
     Answer,
+    Applied,
     Apply,
     Close,
+    ComeBack,
     FromCoordinator,
     FromWorker,
     Record,
@@ -33,14 +37,16 @@ from squall.shard.events import (
     Tell,
     WriteOut,
 )
+from squall.shard.keeper import Keeper
 from squall.shard.lines import LineEvent, Lines, SharedLines, tell_closing
 from squall.shard.machine import ShardMachine
-from squall.shard.records import ledger_row
+from squall.shard.records import ledger_file, ledger_row
+from squall.shard.recovery import Recovered
 from squall.shard.store import SliceWriter, copied, shard_file
 from squall.shard.tcp_lines import TcpLines
 from squall.shard.tensors import PushRecorder, ShardTensors
 from squall.wire.connection import Connection
-from squall.wire.control import AttachWorker, Finish, Ready, Saved, SaveSlices
+from squall.wire.control import AttachWorker, Durability, Finish, Ready, Saved, SaveSlices
 from squall.wire.joining import JoinBulk, JoinCoordinator, JoinShard
 from squall.wire.listener import Door, Listener
 from squall.wire.messages import Hold, Refuse, Release
@@ -54,9 +60,10 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     """Serve one shard until the launcher says to finish.
 
     Args:
-        settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record"; "tcp", if workers come
-            that way: a mapping with "token", "addresses" of roles, and "address", its own.
-        load: "layout", "rule", "states" and "books" of this shard.
+        settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record"; "durability", if its
+            state is to survive it (see `squall.shard.keeper`), and "is_back", if it is to come back with that; "tcp",
+            if workers come that way: a mapping with "token", "addresses" of roles, and "address", its own.
+        load: "layout", "rule", "states" and "books" of this shard, as the run began.
         launcher: the connection to it.
         fds: the connection to the coordinator; or, with "tcp", sockets that listen.
     """
@@ -76,10 +83,13 @@ class ShardServer:
         self._directory = Path(settings["directory"])
         self._layout: Layout = load["layout"]
         rule: Rule | RulePerTensor = load["rule"]
-        books: tuple[SliceBook, ...] = load["books"]
+        self._ledger = LedgerWriter(self._directory / "ledger" / ledger_file(self._shard, self._incarnation))
         # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
-        states = [copied(state) for state in load["states"]]
+        states, books = [copied(state) for state in load["states"]], tuple(load["books"])
         load.clear()
+        self._keeper: Keeper | None = None
+        if books and settings.get("durability") is not None:
+            self._keeper, states, books = self._keep(settings, states, books, rule)
         self._recorder = None
         if settings["record"]:
             versions = {book.slice: book.version for book in books}
@@ -87,8 +97,6 @@ class ShardServer:
             self._recorder = PushRecorder(self._directory / "pushes", versions, sizes)
         self._tensors = ShardTensors(states=states, rule=rule, recorder=self._recorder)
         self._machine = ShardMachine(shard=self._shard, incarnation=self._incarnation, books=books)
-        name = f"shard{self._shard}-{self._incarnation}.ledger"
-        self._ledger = LedgerWriter(self._directory / "ledger" / name)
         self._launcher = launcher
         self._traffic = TrafficMeter(f"shard{self._shard}")
         self._coordinator, self._lines = self._connect(settings.get("tcp"), fds)
@@ -96,6 +104,36 @@ class ShardServer:
         self._epoll = select.epoll()
         self._is_finished = False
         self._has_recorded = False
+        self._answers: list[Answer] = []  # that wait until what they say is on disk
+        self._is_back: bool = settings.get("is_back", False)
+
+    def _keep(
+        self,
+        settings: dict[str, Any],
+        states: list[SliceState],
+        books: tuple[SliceBook, ...],
+        rule: Rule | RulePerTensor,
+    ) -> tuple[Keeper, list[SliceState], tuple[SliceBook, ...]]:
+        """Come back, if that is what this start is, and write down what is done from now on."""
+        is_back = settings.get("is_back", False)
+        schema = self._layout.space.schema_hash
+        place = open_place(self._directory, self._shard, schema, is_back=is_back)
+        found = Recovered(states=states, books=list(books))
+        if is_back:
+            found = come_back(place, states, books, rule)
+            put_right(self._directory / "ledger", self._shard, found, self._ledger, self._now())
+        keeper = Keeper(
+            place,
+            settings["durability"],
+            incarnation=self._incarnation,
+            found=found,
+            before_snapshot=self._ledger.flush,
+            now=self._now(),
+        )
+        return keeper, found.states, tuple(found.books)
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
 
     def _connect(self, tcp: dict[str, Any] | None, fds: list[int]) -> tuple[Connection, Lines]:
         if tcp is None:
@@ -119,17 +157,25 @@ class ShardServer:
     def run(self) -> None:
         for end in (self._launcher, self._coordinator, self._lines, self._writer):
             self._epoll.register(end.fileno(), select.EPOLLIN)
+        if self._keeper is not None:
+            self._epoll.register(self._keeper.fileno(), select.EPOLLIN)
+        if self._is_back:
+            self._handle(ComeBack())
         self._launcher.send(Ready())
         counted_at = time.monotonic()
         while not self._is_finished:
             for fd, _ in self._epoll.poll(COUNTED_EVERY_S):
                 self._read(fd)
+            if self._keeper is not None:
+                self._end_round(self._keeper)
             if (now := time.monotonic()) - counted_at >= COUNTED_EVERY_S:
                 counted_at = now
                 self._ledger.flush()
                 self._tell_count()
                 self._serve(self._lines.tick())
         self._writer.close()
+        if self._keeper is not None:
+            self._keeper.close()
         self._ledger.close()
         if self._recorder is not None:
             self._recorder.close()
@@ -149,6 +195,8 @@ class ShardServer:
         elif fd == self._writer.fileno():
             for name in self._writer.written():
                 self._launcher.send(Saved(name=name))
+        elif self._keeper is not None and fd == self._keeper.fileno():
+            self._keeper.written(self._now())
         elif fd == self._launcher.fileno():
             received = self._launcher.receive()
             if received is None:
@@ -185,23 +233,56 @@ class ShardServer:
     def _carry_out(self, effect: ShardEffect) -> ShardEvent | None:
         match effect:
             case Apply():
-                self._lines.before_apply(effect)
-                return self._tensors.apply(effect)
+                return self._apply(effect)
             case Answer():
-                self._lines.answer(effect)
+                if self._keeper is None:
+                    self._lines.answer(effect)
+                else:
+                    self._keeper.commit()  # the gradient is the worker's again once it is answered
+                    self._answers.append(effect)
             case Record():
-                time_s = time.monotonic() - self._began
+                time_s = self._now()
                 self._ledger.append(ledger_row(self._shard, self._incarnation, effect, time_s))
+                if self._keeper is not None:
+                    self._keeper.record(effect, time_s)
                 if not self._has_recorded:
                     self._has_recorded = True
                     self._ledger.flush()  # who watches a run start should see it start
             case WriteOut():
                 self._lines.write_out(effect)
             case Tell(message=message):
+                self._answer_all()
                 self._coordinator.send(message)
             case Store(name=name, books=books):
                 self._store(name, books)
         return None
+
+    def _apply(self, effect: Apply) -> ShardEvent:
+        if self._keeper is not None:
+            self._keeper.commit()
+        if self._lines.sends_live_values:
+            self._answer_all()  # with the values that these answers speak of
+        self._lines.before_apply(effect)
+        done = self._tensors.apply(effect)
+        if self._keeper is not None and isinstance(done, Applied):
+            self._keeper.applied(effect.push.absent, self._tensors.applied)
+        return done
+
+    def _answer_all(self) -> None:
+        """Answer what has waited, once all that is said there is on disk: one `fsync` for all of it."""
+        if self._keeper is not None:
+            self._keeper.sync(self._now())
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            self._lines.answer(answer)
+
+    def _end_round(self, keeper: Keeper) -> None:
+        """After each round of events: answer, and begin a snapshot if one is due."""
+        self._answer_all()
+        keeper.tick(self._now())
+        if (lost := keeper.news()) is not None:
+            print(f"cannot be kept on disk: {lost}" if lost else "is kept on disk again", flush=True)
+            self._launcher.send(Durability(lost=lost))
 
     def _store(self, name: str, books: tuple[SliceBook, ...]) -> None:
         """Copy now; write while training goes on."""

@@ -1,9 +1,6 @@
 """One shard's slices on disk: values, rule state and books in one file, whole or not at all."""
 
 import json
-import os
-import queue
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from squall.errors import CorruptError
 from squall.model.layout import SliceSpec
 from squall.observe.files import write_atomic
 from squall.rules.apply import SliceState
+from squall.shard.background import Background
 from squall.shard.books import SliceBook
 
 FORMAT = "squall-slices"
@@ -63,34 +61,20 @@ class SliceWriter:
     """
 
     def __init__(self) -> None:
-        self._reader, self._bell = os.pipe()
-        self._orders: queue.SimpleQueue[tuple[str, Path, list[SliceState], tuple[SliceBook, ...]] | None]
-        self._orders = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[str | Exception] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._background = Background("checkpoints")
 
     def fileno(self) -> int:
-        return self._reader
+        return self._background.fileno()
 
     def write(self, name: str, path: Path, states: list[SliceState], books: tuple[SliceBook, ...]) -> None:
         """Write these slices, which nobody may change any more, to `path`, for the checkpoint `name`."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
-            self._thread.start()
-        self._orders.put((name, path, states, books))
 
-    def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
-            name, path, states, books = order
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if books:
-                    write_slices(path, states, books)
-                self._done.put(name)
-            except Exception as error:
-                self._done.put(error)
-            del order, states  # or a copy of all slices would stay until the next checkpoint
-            os.write(self._bell, b".")
+        def work() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if books:
+                write_slices(path, states, books)
+
+        self._background.start(name, work)
 
     def written(self) -> Iterator[str]:
         """The checkpoints that have been written since the last time.
@@ -98,18 +82,14 @@ class SliceWriter:
         Raises:
             OSError: one could not be.
         """
-        os.read(self._reader, 4096)
-        while not self._done.empty():
-            done = self._done.get()
-            if isinstance(done, Exception):
-                raise done
-            yield done
+        for name, error in self._background.finished():
+            if error is not None:
+                raise error
+            yield name
 
     def close(self) -> None:
         """Wait for what is being written."""
-        if self._thread is not None:
-            self._orders.put(None)
-            self._thread.join()
+        self._background.close()
 
 
 def read_slices(path: Path, specs: Sequence[SliceSpec]) -> tuple[list[SliceState], list[SliceBook]]:

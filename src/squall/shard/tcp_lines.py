@@ -110,6 +110,8 @@ class TcpLines:
         traffic: told of lines that end.
     """
 
+    sends_live_values = True
+
     def __init__(
         self,
         *,

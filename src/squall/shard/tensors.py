@@ -38,6 +38,9 @@ class ShardTensors:
         states: the slices; taken over.
         rule: how a push changes them.
         recorder: keeps every applied gradient, if the run records.
+
+    Attributes:
+        applied: the gradients of the last `apply`, as the rule had them, slice by slice; good until it is answered.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class ShardTensors:
         self._rule = rule
         self._recorder = recorder
         self._memory: dict[tuple[int, int], WorkerMemory] = {}
+        self._scaled: dict[int, Tensor] = {}
+        self.applied: list[Tensor] = []
 
     def attach(self, worker: Worker, memory: WorkerMemory) -> None:
         self._memory[worker.place] = memory
@@ -62,10 +67,12 @@ class ShardTensors:
         push = effect.push
         memory = self._memory[effect.sender.place]
         absent = frozenset(push.absent)
+        self.applied = []
         for number in effect.slices:
             gradient = memory.gradients[push.buffer][number]
             if push.scale != 1.0:
-                gradient.mul_(push.scale)
+                # Not in place: if this process dies, the push comes again, from the same memory.
+                gradient = torch.mul(gradient, push.scale, out=self._scratch(number, gradient))
             bad = apply_(
                 self.states[number],
                 self._rule,
@@ -76,9 +83,15 @@ class ShardTensors:
             )
             if bad is not None:
                 return NotFinite(tensor=bad)
+            self.applied.append(gradient)
             if self._recorder is not None:
                 self._recorder.keep(number, gradient, self._missing(number, absent))
         return Applied()
+
+    def _scratch(self, number: int, like: Tensor) -> Tensor:
+        if number not in self._scaled:
+            self._scaled[number] = torch.empty_like(like)
+        return self._scaled[number]
 
     def _missing(self, number: int, absent: frozenset[int]) -> list[slice]:
         segments = self.states[number].spec.segments

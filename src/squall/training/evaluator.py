@@ -1,5 +1,6 @@
 """The process that measures the test set while training goes on: one fetch, one version of each slice."""
 
+import select
 from typing import Any
 
 import torch
@@ -7,11 +8,11 @@ from torch import Tensor
 
 from squall.errors import SquallError, UserCodeError
 from squall.model.buffers import BufferSpace
-from squall.replica.exchange import connect_shards, wait_for_reply
+from squall.replica.exchange import Exchange, Reply, SharedExchange, connect_shards
 from squall.training.best import BestKeeper
 from squall.training.evaluation import Evaluation
 from squall.wire.connection import Connection
-from squall.wire.control import EvaluateNow, Finish, Measured, Ready
+from squall.wire.control import EvaluateNow, Finish, Measured, Ready, ShardBack
 from squall.wire.memory import SharedArena
 from squall.wire.messages import Fetch
 
@@ -28,7 +29,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
             connection and the memory shared with it.
     """
     torch.set_num_threads(1)
-    evaluator = Evaluator(settings, load, fds)
+    evaluator = Evaluator(settings, load, launcher, fds)
     launcher.send(Ready())
     while (received := launcher.receive()) is not None:
         match received[0]:
@@ -43,6 +44,8 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
                     versions=versions,
                 )
                 launcher.send(measured)
+            case ShardBack(shard=shard):
+                evaluator.come_back(shard, received[1][0])
             case Finish():
                 return
 
@@ -50,7 +53,10 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
 class Evaluator:
     """Fetches like a worker that never pushes, and measures."""
 
-    def __init__(self, settings: dict[str, Any], load: dict[str, Any], fds: list[int]) -> None:
+    def __init__(
+        self, settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]
+    ) -> None:
+        self._launcher = launcher
         self._model = load["model"]
         self._evaluation: Evaluation = load["evaluation"]
         self._space: BufferSpace = load["buffers"]
@@ -67,6 +73,7 @@ class Evaluator:
         for exchange in self._shards.values():
             self._vectors |= exchange.views.buffers[0]
         self._requests = 0
+        self._open: dict[int, Fetch] = {}  # by shard
 
     def fetch(self) -> tuple[int, ...]:
         """Fetch every slice once; return their versions, in order of slices.
@@ -76,11 +83,44 @@ class Evaluator:
         """
         self._requests += 1
         versions: dict[int, int] = {}
-        for shard in self._shards.values():
-            shard.send(Fetch(request=self._requests, into=0))
-        for shard in self._shards.values():
-            versions |= {state.slice: state.version for state in wait_for_reply(shard).states}
+        request = Fetch(request=self._requests, into=0)
+        for exchange in self._shards.values():
+            exchange.send(request)
+        self._open = dict.fromkeys(self._shards, request)
+        for shard, exchange in self._shards.items():
+            reply = self._reply(shard, exchange)
+            versions |= {state.slice: state.version for state in reply.states}
         return tuple(versions[number] for number in sorted(versions))
+
+    def _reply(self, shard: int, exchange: Exchange) -> Reply:
+        """Wait until a shard has answered; one that is killed may come back, and is asked again."""
+        while not (replies := exchange.replies()):
+            if isinstance(exchange, SharedExchange) and exchange.is_gone:
+                self._wait_for(shard)
+            else:
+                select.select([exchange.fileno()], [], [])
+        del self._open[shard]
+        return replies[0]
+
+    def _wait_for(self, shard: int) -> None:
+        """Until the launcher says that this shard is back; the run may end before."""
+        while (received := self._launcher.receive()) is not None:
+            match received[0]:
+                case ShardBack(shard=back):
+                    self.come_back(back, received[1][0])
+                    if back == shard:
+                        return
+                case Finish():
+                    break
+        raise SystemExit(0)
+
+    def come_back(self, shard: int, fd: int) -> None:
+        """A shard was killed and started anew; this is the connection to it."""
+        exchange = self._shards[shard]
+        assert isinstance(exchange, SharedExchange)
+        exchange.come_back(fd)
+        if shard in self._open:
+            exchange.send(self._open[shard])
 
     def measure(self, minibatches: int) -> dict[str, float]:
         """Measure what was fetched when so many minibatches were done, and keep it if it is the best."""

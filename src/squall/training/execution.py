@@ -106,6 +106,11 @@ class Cluster(Protocol):
         """Whether no gradient is computed there: a run has a ledger then, but neither losses nor a model."""
         ...
 
+    @property
+    def restarts_shards(self) -> bool:
+        """Whether a shard that is killed comes back there with what it has on disk."""
+        ...
+
     def run(self, execution: Execution) -> Ending:
         """Carry out a run to its end.
 

@@ -18,7 +18,7 @@ from squall.faults import in_words
 from squall.model.parameters import master_dtype
 from squall.observe.events import Ended, Evaluated, Event
 from squall.observe.files import write_atomic
-from squall.observe.ledger import LedgerRow, LedgerWriter, read_ledger
+from squall.observe.ledger import LedgerWriter, read_ledger, rows_to_take_back
 from squall.observe.loggers import Logger
 from squall.observe.metrics import MetricsLog, read_history
 from squall.observe.plots import plan_svg, plot_loss
@@ -72,6 +72,13 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
     began = monotonic()
     if cluster.is_modelled:
         _check_modelled(job, resume)
+    if job.durability != "none" and not cluster.restarts_shards:
+        raise ConfigError(
+            subject="Job(durability=)",
+            expected='"none", where shards live in the calling process and end with it',
+            got=repr(job.durability),
+            remedy="Use cluster=squall.Local(), or checkpoint_every=.",
+        )
     remote = _remote(job, resume)
     checkpoint = _checkpoint_of(job, remote) if resume else None
     prepared = prepare(job, checkpoint)
@@ -173,18 +180,10 @@ def _checkpoint_of(job: Job, remote: RemoteCheckpoints | None) -> Checkpoint:
 def roll_back(directory: RunDirectory, prepared: Prepared) -> None:
     """Take back, in the ledger, what was applied after the checkpoint that the run goes on from, and is lost."""
     versions = {book.slice: book.version for book in prepared.books}
-    ledger = read_ledger(directory.ledger)
-    taken_back = {_state_made(row) for row in ledger[ledger["outcome"] == "rolled_back"]}
+    rows = list(rows_to_take_back(read_ledger(directory.ledger), versions, prepared.time_s))
     with LedgerWriter(directory.ledger / f"rolled-back-{prepared.starts}.ledger") as writer:
-        for row in ledger[ledger["outcome"] == "applied"]:
-            is_lost = row["version"] > versions.get(int(row["slice"]), 0)
-            if is_lost and _state_made(row) not in taken_back:
-                told = {name: row[name].item() for name in LedgerRow._fields}
-                writer.append(LedgerRow(**told | {"outcome": "rolled_back", "time_s": prepared.time_s}))
-
-
-def _state_made(row: Any) -> tuple[int, int, int]:
-    return int(row["slice"]), int(row["shard_incarnation"]), int(row["version"])
+        for row in rows:
+            writer.append(row)
 
 
 def _best_keeper(prepared: Prepared, directory: RunDirectory) -> BestKeeper | None:
@@ -240,7 +239,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
     }
     for name in (
         "replicas",
-        "partitions",
+        "microbatches",
         "shards",
         "epochs",
         "steps",
@@ -250,8 +249,10 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
         "precision",
         "evaluate_every",
         "checkpoint_every",
+        "durability",
     ):
-        told[name] = getattr(job, name)
+        told[name] = _plain(getattr(job, name))
+    told["partitions"] = job.num_partitions
     directory.write_json(directory.job, told)
     rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
     write_atomic(directory.plan, plan_svg(rows, replicas=job.replicas, model=told["model"]))
@@ -344,6 +345,9 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         "blocks_repeated": summary.repeated,
         "blocks_refused": len(recorder.refused),
         "refused": [f"{event.block}: {event.why}" for event in recorder.refused],
+        "shards_recovered": len(recorder.recovered),
+        "minibatches_rolled_back": sum(event.lost for event in recorder.recovered),
+        "unkept": [f"{role}: {why}" for role, why in recorder.unkept.items()],
         "connections_refused": recorder.connections_refused,
         "replicas": job.replicas,
         "shards": job.shards,

@@ -13,7 +13,9 @@ from squall.errors import ConfigError
 from squall.faults import Fault, faults_of
 from squall.model.objective import Loss, Metric, Step
 from squall.model.precision import check_precision
-from squall.training.strategies import Downpour, expect_whole, not_built
+from squall.partition.model_plan import Plan
+from squall.training.durability import Durability, check_durability
+from squall.training.strategies import Downpour, expect_whole
 
 ModelLike = nn.Module | Callable[[], nn.Module]
 
@@ -50,7 +52,11 @@ class Job:
         test: what to evaluate on, of the same kinds as `train`.
         metrics: name to ``function(output, target)``; cross_entropy brings "accuracy".
         strategy: how replicas teach one another.
-        replicas, partitions, shards: how many of each; one partition for now.
+        replicas, shards: how many of each.
+        partitions: over how many workers each replica's model is cut: a number, or what `squall.plan` made. A number
+            cuts through layers; with `microbatches`, between layers.
+        microbatches: in how many parts, at most, a minibatch is computed by a model that is cut, so that workers whose
+            layers follow one another are busy at the same time. The gradient is the same.
         batch_size: examples in a minibatch; a DataLoader's own wins.
         epochs, steps, time_s: the run ends at whichever comes first; none given: one epoch. `steps` counts
             minibatches over all replicas.
@@ -69,6 +75,9 @@ class Job:
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
         patience: end the run after so many evaluations in a row that were not better by `keep_best`.
+        durability: what a shard that is killed comes back with, under `squall.Local`. "ack": every push that was
+            acknowledged. `squall.Interval(seconds)`: all but what was applied since it was last written down; that work
+            is done again. "none": nothing, so that its death ends the run.
         record: keep every applied gradient in the run directory.
         cluster: where it runs; None: `squall.Local()`.
         buffers: name pattern to how replicas' buffers become one for evaluation and export: "mean", "max" or
@@ -102,7 +111,8 @@ class Job:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     strategy: Downpour = field(default_factory=Downpour)
     replicas: int = 2
-    partitions: int = 1
+    partitions: int | Plan = 1
+    microbatches: int = 1
     shards: int = 1
     batch_size: int = 64
     epochs: int | None = None
@@ -118,7 +128,7 @@ class Job:
     checkpoint_every: float | None = None
     keep_best: str | None = None
     patience: int | None = None
-    durability: Any = "none"
+    durability: Durability = "none"
     record: bool = False
     cluster: Any = None
     threads: int | None = None
@@ -138,7 +148,9 @@ class Job:
         faults_of(self.chaos, "Job(chaos=)")
 
     def _check_counts(self) -> None:
-        for name in ("replicas", "partitions", "shards", "batch_size", "keep_checkpoints"):
+        for name in ("replicas", "partitions", "microbatches", "shards", "batch_size", "keep_checkpoints"):
+            if name == "partitions" and isinstance(self.partitions, Plan):
+                continue
             expect_whole(f"Job({name}=)", getattr(self, name), 1)
         for name in ("epochs", "steps", "threads", "patience"):
             if getattr(self, name) is not None:
@@ -160,6 +172,7 @@ class Job:
 
     def _check_kinds(self) -> None:
         check_precision(self.precision)
+        check_durability(self.durability)
         if not isinstance(self.model, nn.Module) and not callable(self.model):
             raise ConfigError(
                 subject="Job(model=)",
@@ -191,13 +204,17 @@ class Job:
             )
 
     def _check_not_built(self) -> None:
-        defaults: dict[str, Any] = {
-            "partitions": 1,
-            "durability": "none",
-        }
-        for name, default in defaults.items():
-            if getattr(self, name) != default:
-                raise not_built(f"Job({name}=)", repr(default))
+        if self.num_partitions > 1 and self.durability != "none":
+            raise ConfigError(
+                subject="Job(durability=) of a model that is cut over partitions",
+                expected='"none"',
+                got=repr(self.durability),
+                remedy="This version does not have both yet: use checkpoint_every=, or partitions=1.",
+            )
+
+    @property
+    def num_partitions(self) -> int:
+        return self.partitions.partitions if isinstance(self.partitions, Plan) else self.partitions
 
     @property
     def faults(self) -> tuple[Fault, ...]:

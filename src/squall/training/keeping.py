@@ -82,6 +82,12 @@ class CheckpointKeeper:
         if self._pending is not None and self._pending.name == name:
             self._pending.saved.add(shard)
 
+    def lost(self, shard: str) -> None:
+        """A shard has come back. If it was to write a checkpoint and has not, that will never be whole."""
+        pending = self._pending
+        if pending is not None and pending.buffers is not None and shard not in pending.saved:
+            self._pending = None
+
     @property
     def missing(self) -> set[str]:
         """Shards that have not written their slices of the newest checkpoint."""

@@ -11,8 +11,10 @@ from squall.observe.events import (
     Left,
     Link,
     Progress,
+    Recovered,
     Refused,
     RoleStatus,
+    Unkept,
 )
 from squall.observe.meter import ProgressMeter
 from squall.observe.metrics import MetricsLog
@@ -80,6 +82,8 @@ class Recorder:
         self.epoch = 0
         self.refused: list[Refused] = []
         self.connections_refused = 0
+        self.recovered: list[Recovered] = []
+        self.unkept: dict[str, str] = {}  # by role, why its state could not be kept on disk
         self.last_evaluation: Evaluated | None = None
         self._patience = patience
         self._log = log
@@ -117,6 +121,11 @@ class Recorder:
                 self._states[role] = "left" if why in ("steps", "epochs", "time") else "lost"
             case Refused():
                 self.refused.append(event)
+            case Recovered(role=role):
+                self.recovered.append(event)
+                self._states[role] = "working"
+            case Unkept(role=role, why=why):
+                self.unkept[role] = why or self.unkept.get(role, "")
             case Evaluated():
                 self.last_evaluation = event
                 if self._patience is not None:

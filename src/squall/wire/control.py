@@ -6,7 +6,7 @@
     launcher                                   shard
       AttachWorker -------------------------->            with the worker's connection and memory
       SaveSlices   -------------------------->
-                   <--------------------------  Saved
+                   <--------------------------  Saved, Durability
       Finish       -------------------------->
 
     launcher                                   coordinator
@@ -17,6 +17,9 @@
       BuffersCopied ------------------------->
                    <--------------------------  Closings, Happened, Waiting, DivergedRun, EndedRun
       Finish       -------------------------->
+
+    launcher                                   replica, evaluator
+      ShardBack    -------------------------->            with its connection
 
     launcher                                   evaluator
       EvaluateNow  -------------------------->
@@ -89,8 +92,20 @@ class Saved(Noun, frozen=True, kw_only=True, tag=106):
     name: str
 
 
+class Durability(Noun, frozen=True, kw_only=True, tag=121):
+    """Shard -> launcher: why what I have acknowledged would not survive me; empty: it would again."""
+
+    lost: str
+
+
 class Finish(Noun, frozen=True, kw_only=True, tag=107):
     """Launcher -> role: the run is over; flush your files and exit."""
+
+
+class ShardBack(Noun, frozen=True, kw_only=True, tag=122):
+    """Launcher -> worker: this shard was killed and started anew. Descriptor: the connection to it; same memory."""
+
+    shard: int
 
 
 class AttachReplica(Noun, frozen=True, kw_only=True, tag=108):
@@ -150,12 +165,13 @@ class Closings(Noun, frozen=True, kw_only=True, tag=111):
 
 
 class Happened(Noun, frozen=True, kw_only=True, tag=112):
-    """Coordinator -> launcher: one of observe.events' Joined, Left, Redone, Refused, by its fields.
+    """Coordinator -> launcher: one of observe.events' Joined, Left, Redone, Refused, Recovered, by its fields.
 
     Attributes:
         kind: the event's class.
         role: of Joined and Left; the replica's name for Redone.
-        number: Joined and Left: incarnation; Redone: attempt.
+        number: Joined, Left, Recovered: incarnation; Redone: attempt.
+        lost: of Recovered [minibatches].
     """
 
     kind: str
@@ -164,6 +180,7 @@ class Happened(Noun, frozen=True, kw_only=True, tag=112):
     number: int
     block: Block | None
     why: str
+    lost: int = 0
 
 
 class Waiting(Noun, frozen=True, kw_only=True, tag=113):
@@ -212,6 +229,8 @@ Control: TypeAlias = (
     | AttachWorker
     | SaveSlices
     | Saved
+    | Durability
+    | ShardBack
     | Finish
     | AttachReplica
     | AttachShard

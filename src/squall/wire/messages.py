@@ -19,6 +19,7 @@ Read it as a conversation::
       Refuse       -------------------------->            nobody can compute this block: settle it
                    <--------------------------  Refused
                    <--------------------------  Diverged   unasked: an update made my slice non-finite
+                   <--------------------------  Returned   unasked: I was killed; this is what I have
       Hold         -------------------------->            for a checkpoint: admit these blocks and no new ones
                    <--------------------------  Held       what my slices hold; again whenever it has changed
       Release      -------------------------->            all hold the same: store that, and go on
@@ -45,11 +46,13 @@ class SliceState(Noun, frozen=True, kw_only=True):
         slice: the slice's number in the layout.
         version: updates applied to it since the run began [updates].
         minibatches: minibatches in those updates: what a learning-rate schedule counts [minibatches].
+        incarnation: which start of the shard: one that has come back may count versions again from an older state.
     """
 
     slice: int
     version: int
     minibatches: int
+    incarnation: int = 0
 
 
 class Fetch(Noun, frozen=True, kw_only=True, tag=1):
@@ -75,6 +78,7 @@ class Push(Noun, frozen=True, kw_only=True, tag=3):
         attempt: the how-many-th time that the coordinator handed this block out, from 1.
         minibatches, examples: how much the summed gradient stands for.
         based_on: per slice of this shard, the oldest version used in the block [updates].
+        incarnation: of the shard whose versions these are.
         absent: tensors (by number in the parameter space) for which there was no gradient.
         not_finite: the first tensor whose gradient is not finite; empty if all are finite.
         buffer: which of my gradient buffers it lies in: always 0, unless pushes overlap with computing.
@@ -93,6 +97,7 @@ class Push(Noun, frozen=True, kw_only=True, tag=3):
     buffer: int = 0
     scale: float = 1.0
     into: int | None
+    incarnation: int = 0
 
 
 class Pushed(Noun, frozen=True, kw_only=True, tag=4):
@@ -115,6 +120,7 @@ class Finished(Noun, frozen=True, kw_only=True):
         loss_sum: sum over the minibatches of their mean losses.
         examples: examples computed.
         staleness: of the push, mean over the slices that applied it [updates].
+        lives: by whom: (shard, its incarnation) of each that answered the push.
     """
 
     block: Block
@@ -124,6 +130,7 @@ class Finished(Noun, frozen=True, kw_only=True):
     loss_sum: float
     examples: int
     staleness: float
+    lives: tuple[tuple[int, int], ...] = ()
 
 
 class Ask(Noun, frozen=True, kw_only=True, tag=5):
@@ -185,6 +192,17 @@ class Diverged(Noun, frozen=True, kw_only=True, tag=12):
     tensor: int
 
 
+class Returned(Noun, frozen=True, kw_only=True, tag=17):
+    """Shard -> coordinator, the first word of a shard that was killed and started anew.
+
+    Attributes:
+        everywhere: ranges of positions that every slice of it has; None: it has no slices.
+    """
+
+    incarnation: int
+    everywhere: tuple[Block, ...] | None
+
+
 class Hold(Noun, frozen=True, kw_only=True, tag=13):
     """Coordinator -> shard: from now on, let pushes wait whose blocks are neither settled nor admitted here.
 
@@ -224,7 +242,7 @@ class Released(Noun, frozen=True, kw_only=True, tag=16):
 
 
 ToShard: TypeAlias = Fetch | Push | Refuse | Hold | Release
-FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged | Held | Released
-ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged | Held | Released
+FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged | Returned | Held | Released
+ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged | Returned | Held | Released
 ToReplica: TypeAlias = Fetched | Pushed | Lease | Leave | Recall
 Message: TypeAlias = ToShard | FromShard | ToCoordinator | ToReplica

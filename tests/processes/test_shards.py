@@ -1,0 +1,186 @@
+"""Shards that are killed, in real processes: they come back with what was promised, and the run goes on.
+
+Kills are of single processes by their id, out of the run's own `processes.json`.
+"""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import squall
+from squall.cluster.local import Local
+from squall.observe.events import Event, Left, Progress, Recovered, Unkept
+from squall.observe.ledger import read_ledger
+from tests.processes.helpers import is_alive, kill, processes, wait_until
+
+pytestmark = pytest.mark.processes
+
+SIZES = (37, 5, 201)
+
+
+class Ones(nn.Module):
+    """Its loss's gradient is one, everywhere and always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in SIZES])
+
+
+def total(model: nn.Module, batch: Any) -> torch.Tensor:
+    return torch.stack([vector.sum() for vector in model.parameters()]).sum()
+
+
+def integer_job(cluster: Any, *, blocks: int, **settings: Any) -> squall.Job:
+    """Every push takes one from every element; so values count pushes, exactly."""
+    data = (torch.zeros(blocks, 1), torch.zeros(blocks, 1))
+    usual = {"replicas": 2, "shards": 2, "batch_size": 1, "progress": False, "durability": "ack"}
+    strategy = squall.Downpour(rule=squall.Sgd(learning_rate=1.0))
+    return squall.Job(Ones(), data, step=total, strategy=strategy, cluster=cluster, **(usual | settings))
+
+
+def assert_exact(run: squall.Run, blocks: int) -> None:
+    """Values, ledger and versions all say that each block was applied once to each slice."""
+    for vector in run.model.parameters():
+        assert vector.tolist() == [-float(blocks)] * vector.numel()
+    ledger = run.ledger()
+    slices = np.unique(ledger["slice"])
+    for number in slices:
+        own = ledger[ledger["slice"] == number]
+        applied = np.bincount(own[own["outcome"] == "applied"]["first"], minlength=blocks)
+        taken_back = np.bincount(own[own["outcome"] == "rolled_back"]["first"], minlength=blocks)
+        assert (applied - taken_back == 1).all()
+
+
+def has_done(minibatches: int) -> Any:
+    return lambda event: isinstance(event, Progress) and event.minibatches >= minibatches
+
+
+def kill_shard(path: Path, name: str) -> int:
+    """Kill a shard, and return the process that is no more."""
+    pid = processes(path)[name]
+    kill(pid, signal.SIGKILL)
+    return pid
+
+
+def seconds_until(events: Iterator[Event], began: float, done: Any) -> float:
+    """Real time until an event comes."""
+    for event in events:
+        if done(event):
+            return time.monotonic() - began
+    raise AssertionError("ended before")
+
+
+def is_back(event: Event) -> bool:
+    return isinstance(event, Recovered)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_sums_are_exact_whenever_shards_are_killed(transport: str, tmp_path: Path) -> None:
+    """B25, and the integers of "exactly once": with "ack", what was acknowledged is there."""
+    blocks, path = 500, tmp_path / "run"
+    handle = squall.start(integer_job(Local(transport=transport), blocks=blocks, out=path))
+    events = handle.events()
+    seconds_until(events, 0.0, has_done(60))
+    for number in range(3):
+        began = time.monotonic()
+        pid = kill_shard(path, f"shard{number % 2}")
+        assert seconds_until(events, began, is_back) < 5
+        wait_until(lambda gone=pid: not is_alive(gone), 5, "the end of what was killed")
+    rest = list(events)
+    run = handle.result(30)
+
+    assert run.metrics["why"] == "epochs"
+    assert (run.metrics["shards_recovered"], run.metrics["minibatches_rolled_back"]) == (3, 0)
+    assert not [event for event in rest if isinstance(event, Left)], "replicas wait, and stay"
+    assert_exact(run, blocks)
+    assert set(np.unique(run.ledger()["shard_incarnation"])) == {0, 1, 2}
+    assert not any(is_alive(pid) for name, pid in processes(path).items() if name != "zygote")
+    assert not list((path / "shards").rglob("*.*")), "what only a restart needs is gone"
+
+
+def test_a_shard_that_comes_back_from_a_snapshot_has_lost_work_done_again(tmp_path: Path) -> None:
+    """B25: the loss is what was applied since the last snapshot, and the ledger says which."""
+    blocks, path = 700, tmp_path / "run"
+    job = integer_job(Local(), blocks=blocks, out=path, durability=squall.Interval(0.4), checkpoint_every=0.2)
+    handle = squall.start(job)
+    events = handle.events()
+    seconds_until(events, 0.0, has_done(60))
+    wait_until(lambda: any((path / "shards" / "shard0").glob("*.snapshot")), 20, "a snapshot")
+    kill_shard(path, "shard0")
+    rest = list(events)
+    run = handle.result(30)
+
+    (back,) = [event for event in rest if isinstance(event, Recovered)]
+    assert run.metrics["why"] == "epochs"
+    assert run.metrics["minibatches_rolled_back"] == back.lost > 0
+    assert_exact(run, blocks)
+    assert run.metrics["blocks_redone"] >= back.lost
+
+
+def test_a_shard_that_is_killed_before_it_wrote_anything_begins_as_the_run_did(tmp_path: Path) -> None:
+    blocks, path = 300, tmp_path / "run"
+    handle = squall.start(integer_job(Local(), blocks=blocks, out=path, durability=squall.Interval(3600)))
+    events = handle.events()
+    seconds_until(events, 0.0, has_done(1))
+    wait_until(lambda: len(read_ledger(path / "ledger", "shard1-*")) >= 40, 20, "rows of what will be lost")
+    kill_shard(path, "shard1")
+    run = handle.result(60)
+
+    assert run.metrics["minibatches_rolled_back"] >= 40
+    assert_exact(run, blocks)
+    ledger = run.ledger()
+    taken_back = ledger[ledger["outcome"] == "rolled_back"]
+    assert set(taken_back["shard"]) == {1}
+    assert len(taken_back) >= 40
+
+
+def test_without_durability_a_killed_shard_ends_the_run(tmp_path: Path) -> None:
+    handle = squall.start(integer_job(Local(), blocks=5000, out=tmp_path / "run", durability="none"))
+    seconds_until(handle.events(), 0.0, has_done(20))
+    kill_shard(tmp_path / "run", "shard0")
+
+    with pytest.raises(squall.LostError, match="shard0 was killed by SIGKILL, and the run cannot go on"):
+        handle.result(20)
+
+
+def test_where_the_disk_takes_no_more_training_goes_on_and_says_so(tmp_path: Path) -> None:
+    """A folder that is gone stands for a disk that cannot be written to: root may write anywhere."""
+    blocks, path = 500, tmp_path / "run"
+    handle = squall.start(integer_job(Local(), blocks=blocks, out=path, durability=squall.Interval(0.2)))
+    events = handle.events()
+    seconds_until(events, 0.0, has_done(20))
+    (path / "shards" / "shard0").rename(path / "elsewhere")
+    seconds_until(events, 0.0, lambda event: isinstance(event, Unkept))
+    run = handle.result(60)
+
+    assert run.metrics["why"] == "epochs"
+    (told,) = run.metrics["unkept"]
+    assert told.startswith("shard0: ")
+    assert_exact(run, blocks)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_pushes_under_kills_are_exact(tmp_path: Path) -> None:
+    blocks, path = 100_000, tmp_path / "run"
+    handle = squall.start(integer_job(Local(), blocks=blocks, out=path, replicas=3))
+    events, kills, outages = handle.events(), 0, []
+    for event in events:
+        if not has_done((kills + 1) * blocks // 30)(event):
+            continue
+        kills += 1
+        began = time.monotonic()
+        kill_shard(path, f"shard{kills % 2}")
+        outages.append(seconds_until(events, began, is_back))
+    run = handle.result(600)
+
+    assert kills >= 25
+    assert np.median(outages) < 2
+    assert_exact(run, blocks)
