@@ -47,8 +47,9 @@ def test_roles_are_counted_each_for_itself() -> None:
     book = RestartBook(Restarts(most=1))
     assert book.died("replica0.0", incarnation=0, now=0.0) is not None
     assert book.died("shard0", incarnation=4, now=0.0) is not None
-    assert [again.incarnation for again in book.waiting()] == [1, 5]
-    book.due(10.0)
+    assert book.is_awaited("replica0.0")
+    assert [again.incarnation for again in book.due(10.0)] == [1, 5]
+    assert not book.is_awaited("replica0.0")
     book.worked("shard0")
     assert book.died("replica0.0", incarnation=1, now=11.0) is None
     assert book.died("shard0", incarnation=5, now=11.0) is not None
@@ -67,8 +68,9 @@ def test_who_waits_is_told_in_words_and_forgotten_at_the_end() -> None:
     book = RestartBook(Restarts(first_s=4.0))
     book.died("replica1.0", incarnation=1, now=10.0)
     assert book.waits(11.0) == ("replica1.0 is started again in 3 s, for the 2nd time",)
-    book.forget()
-    assert book.due(100.0) == []
+    book.died("shard0", incarnation=0, now=10.0)
+    book.forget(["replica1.0"])
+    assert [again.role for again in book.due(100.0)] == ["shard0"]
     assert book.waits(100.0) == ()
 
 

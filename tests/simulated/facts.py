@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from squall.blocks import Block, Outcome
-from squall.coordinator.events import Closed, Cut, Diverging, Ended, Report
+from squall.coordinator.events import Closed, Cut, Diverging, Ended, Found, Report
 from squall.faults import Kill
 from squall.observe.events import Redone, Refused
 from squall.shard.books import SliceBook
@@ -30,6 +30,11 @@ def faults_of(result: Result) -> list[str]:
         *_wrong_start(result),
         *_wrong_cuts(result),
     ]
+
+
+def has_followers(result: Result) -> bool:
+    """Whether a coordinator of this schedule follows one that was killed."""
+    return result.judge.num_followers > 0
 
 
 def is_done(result: Result) -> bool:
@@ -133,6 +138,10 @@ def _wrong_news(result: Result) -> Iterator[str]:
     closed = Counter(effect.report.block for effect in result.told if isinstance(effect, Closed))
     events = [effect.event for effect in result.told if isinstance(effect, Report)]
     refused = Counter(event.block for event in events if isinstance(event, Refused))
+    found = Counter(b for effect in result.told if isinstance(effect, Found) for b in effect.blocks)
+    if found and not has_followers(result):
+        yield f"{set(found)} are told as found, though no coordinator was lost"
+    closed += found
     for block, times in (closed + refused).items():
         if times != 1:
             yield f"{block} was told as done or refused {times} times"
@@ -144,7 +153,10 @@ def _wrong_news(result: Result) -> Iterator[str]:
 
 
 def _wrong_attempts(result: Result) -> Iterator[str]:
-    """Attempts of a block count its leases, and each but the first is told as redone."""
+    """Attempts of a block count its leases, and each but the first is told as redone.
+
+    A coordinator that follows one that was lost may not know of a lease; then it counts too few.
+    """
     leases: dict[Block, list[int]] = {}
     for _, sent in result.judge.leases:
         assert isinstance(sent.message, Lease)
@@ -155,6 +167,10 @@ def _wrong_attempts(result: Result) -> Iterator[str]:
         if isinstance(event, Redone):
             redone.setdefault(event.block, []).append(event.attempt)
     for block, attempts in leases.items():
+        if has_followers(result):
+            if redone.get(block, []) != [attempt for attempt in attempts if attempt > 1]:
+                yield f"{block} was leased as {attempts}, but told as redone {redone.get(block)}"
+            continue
         if attempts != list(range(1, len(attempts) + 1)):
             yield f"the attempts at {block} are {attempts}"
         if redone.get(block, []) != attempts[1:]:

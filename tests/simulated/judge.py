@@ -6,6 +6,7 @@ from typing import Any
 
 from squall.coordinator.events import FromReplica, ToReplica
 from squall.coordinator.machine import CoordinatorMachine
+from squall.coordinator.recovery import Inheritance
 from squall.machines import Machine, key_of
 from squall.replica.downpour import DownpourLoop
 from squall.replica.session import ReplicaSession
@@ -39,7 +40,8 @@ class Judge:
         self.leases: list[tuple[float, ToReplica]] = []
         self._known: set[tuple[int, ...]] = set()
         self.asked: dict[int, float] = {}  # when each replica asked first
-        self._coordinator = rules
+        self._coordinator: CoordinatorRules | None = rules
+        self._epoch = 0
         self._loop = loop
         self._slices = {shard: held for shard, held in enumerate(slices) if held}
         self._replicas: dict[int, ReplicaRules] = {}  # by the identity of the session
@@ -49,6 +51,15 @@ class Judge:
     def came_back(self, shard: int, incarnation: int, books: Sequence[SliceBook]) -> None:
         """A shard that was killed goes on from these books."""
         self._shards[shard] = ShardRules(shard, incarnation, books)
+
+    def followed_by(self, inheritance: Inheritance) -> Inheritance:
+        """The coordinator was killed, and another follows it."""
+        self._coordinator, self._epoch = None, inheritance.epoch
+        return inheritance
+
+    @property
+    def num_followers(self) -> int:
+        return self._epoch
 
     def watch(self, name: str, machine: Machine, event: Any, effects: tuple[Any, ...]) -> None:
         phase, seen = machine.story[-1]
@@ -62,7 +73,8 @@ class Judge:
                 self._rules_of(machine).see(machine, event, effects)
             case CoordinatorMachine():
                 self._note(event, effects)
-                self._coordinator.see(machine, event, effects)
+                if self._coordinator is not None:
+                    self._coordinator.see(machine, event, effects)
 
     def _rules_of(self, session: ReplicaSession) -> ReplicaRules:
         if id(session) not in self._replicas:
@@ -79,12 +91,17 @@ class Judge:
 
     def _note_lease(self, now: float, lease: ToReplica) -> None:
         message = lease.message
-        name = (lease.replica, lease.incarnation, message.request) if isinstance(message, Lease) else ()
+        name = (
+            (self._epoch, lease.replica, lease.incarnation, message.request)
+            if isinstance(message, Lease)
+            else ()
+        )
         if name not in self._known:  # else it is sent again
             self._known.add(name)
             self.leases.append((now, lease))
 
     def end(self, directs: CoordinatorMachine, shards: Sequence[ShardMachine]) -> None:
-        self._coordinator.end(directs)
+        if self._coordinator is not None:
+            self._coordinator.end(directs)
         for rules, machine in zip(self._shards, shards, strict=True):
             rules.end(machine)

@@ -16,6 +16,7 @@ from squall.replica.session import (
     FromShard,
     Quit,
     Reconnected,
+    Redirected,
     ReplicaSession,
     Started,
     Swap,
@@ -33,6 +34,7 @@ from squall.wire.messages import (
     Push,
     Pushed,
     Recall,
+    Resume,
     SliceState,
 )
 
@@ -88,6 +90,8 @@ class ReplicaRules:
         self.fetched_at = 0  # of those, at the last fetch
         self.asks: dict[int, Ask] = {}
         self.answers: dict[int, Lease | Leave] = {}
+        self.leased: dict[Block, int] = {}
+        self.answered: list[Finished] = []
         self.tickets: deque[int] = deque()
         self.awaited: int | None = None
         self.work: _Work | None = None
@@ -118,6 +122,12 @@ class ReplicaRules:
             case Reconnected(shard=shard):
                 request = self.flight.open.get(shard) if self.flight is not None else None
                 return [] if request is None else [ToShard(shard=shard, message=request)]
+            case Redirected():
+                resume = Resume(leases=tuple(self.leased.items()), done=tuple(self.answered[-64:]))
+                return [
+                    ToCoordinator(message=resume),
+                    *(ToCoordinator(message=ask) for ask in self.asks.values()),
+                ]
             case Computed():
                 return self._computed(event)
             case FromShard():
@@ -125,8 +135,13 @@ class ReplicaRules:
             case FromCoordinator(message=Recall(why=why)):
                 return self._recall(why)
             case FromCoordinator(message=Lease() | Leave() as answer):
-                if self.asks.pop(answer.request, None) is None:
+                ask = self.asks.pop(answer.request, None)
+                if ask is None:
                     return self._drop()
+                if ask.finished is not None:
+                    self.answered.append(ask.finished)
+                if isinstance(answer, Lease):
+                    self.leased[answer.block] = answer.attempt
                 self.answers[answer.request] = answer
                 return self._take_up() if answer.request == self.awaited else []
         raise AssertionError(f"nobody sends {event}")
@@ -242,6 +257,8 @@ class ReplicaRules:
 
     def _ask(self, report: Finished | None) -> Effects:
         self.number += 1
+        if report is not None:
+            self.leased.pop(report.block, None)
         ask = self.asks[self.number] = Ask(request=self.number, finished=report)
         self.tickets.append(self.number)
         return [ToCoordinator(message=ask)]

@@ -17,6 +17,7 @@ from squall.cluster.world import Outside, Pace, Watch, World
 from squall.coordinator.events import Checkpoint
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.members import Patience
+from squall.coordinator.recovery import Inheritance
 from squall.coordinator.work import Rhythm, WorkPlan
 from squall.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause
 from squall.machines import Machine
@@ -126,6 +127,12 @@ def random_schedule(seed: int) -> Schedule:
         schedule = replace(schedule, checkpoints=tuple(times), rests=rests)
     if draw.random() < 0.4:
         schedule = _with_killed_shards(draw, schedule)
+    if draw.random() < 0.3:
+        kills = [
+            Kill("coordinator", AtTime(draw.uniform(0, 12)), draw.uniform(0.05, 3))
+            for _ in range(draw.randint(1, 3))
+        ]
+        schedule = replace(schedule, faults=(*schedule.faults, *kills))
     return schedule
 
 
@@ -230,6 +237,7 @@ def run(schedule: Schedule, also: Watch | None = None) -> Result:
         outside=(*schedule.outside, *_wishes(schedule)),
         seed=schedule.seed,
         come_back=survivors.come_back,
+        follow=lambda inheritance: _coordinator(schedule, judge.followed_by(inheritance)),
         watch=watch,
     )
 
@@ -322,7 +330,7 @@ def _books(schedule: Schedule) -> dict[int, list[SliceBook]]:
     return books
 
 
-def _coordinator(schedule: Schedule) -> CoordinatorMachine:
+def _coordinator(schedule: Schedule, inheritance: Inheritance | None = None) -> CoordinatorMachine:
     plan = WorkPlan(
         stage=0,
         minibatches_per_epoch=schedule.minibatches_per_epoch,
@@ -349,6 +357,7 @@ def _coordinator(schedule: Schedule) -> CoordinatorMachine:
             hold_s=waiting.hold_s,
         ),
         rhythm=Rhythm(n_fetch=schedule.n_fetch, n_push=schedule.n_push) if schedule.rests else None,
+        inheritance=inheritance,
     )
 
 

@@ -29,11 +29,13 @@ from squall.shard.events import (
 )
 from squall.shard.machine import ShardMachine
 from squall.wire.messages import (
+    Books,
     Diverged,
     Fetch,
     Fetched,
     Held,
     Hold,
+    Inquire,
     Push,
     Pushed,
     Refuse,
@@ -104,6 +106,8 @@ class ShardRules:
         self.hold = 0  # number of the one that is on
         self.over = 0  # number of the last one that is over
         self.let_in: set[tuple[int, int, int]] = set()
+        self.epoch = 0
+        self.ruin: Diverged | None = None
         self.outside: list[FromWorker] = []  # pushes before the door
 
     def see(self, machine: ShardMachine, event: Any, effects: tuple[Any, ...]) -> None:
@@ -175,6 +179,25 @@ class ShardRules:
         self._reopen()
         return [*store, answer]
 
+    def _on_inquiry(self, told: Inquire) -> list[Any]:
+        if told.epoch < self.epoch:
+            self.num_dropped += 1
+            return []
+        sets = [known.applied | known.refused for known in self.slices]
+        some = set[tuple[int, int, int]]().union(*sets)
+        refused = set[tuple[int, int, int]]().union(*(known.refused for known in self.slices))
+        books = Books(
+            epoch=told.epoch,
+            incarnation=self.incarnation,
+            anywhere=tuple(runs(sorted(some))),
+            everywhere=tuple(runs(sorted(set.intersection(*sets)))) if sets else None,
+            refused=tuple(runs(sorted(refused))),
+        )
+        if told.epoch > self.epoch:
+            self.epoch, self.over, self.hold, self.let_in = told.epoch, 0, 0, set()
+            self._reopen()
+        return [Tell(message=books), *([Tell(message=self.ruin)] if self.ruin is not None else [])]
+
     def _store(self, name: str) -> Store:
         return Store(name=name, books=tuple(self._book(known) for known in self.slices))
 
@@ -192,7 +215,7 @@ class ShardRules:
             case NotFinite(tensor=tensor):
                 assert self.running is not None
                 self.is_diverged = True
-                told = Diverged(block=self.running.push.block, tensor=tensor)
+                told = self.ruin = Diverged(block=self.running.push.block, tensor=tensor)
                 effects = self._after_update([Tell(message=told)])
                 self.hold, self.let_in = 0, set()
                 self._reopen()
@@ -211,6 +234,8 @@ class ShardRules:
                 return [self._store(name)]
             case FromCoordinator(message=Hold() as hold):
                 return self._on_hold(hold)
+            case FromCoordinator(message=Inquire() as inquiry):
+                return self._on_inquiry(inquiry)
             case FromCoordinator(message=Release() as release):
                 return self._on_release(release)
             case FromWorker(sender=sender, message=message):

@@ -12,8 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from squall.blocks import BlockSet
+from squall.cluster import director
+from squall.cluster.director import DirectorBook
 from squall.cluster.exits import in_words, is_death
-from squall.cluster.restarts import NEVER, RestartBook, Restarts
+from squall.cluster.restarts import NEVER, Again, RestartBook, Restarts
 from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.starting import Started, start_roles
 from squall.cluster.tcp import TcpPlan
@@ -42,6 +44,7 @@ from squall.wire.control import (
     EvaluateNow,
     Failed,
     Finish,
+    FoundClosed,
     Happened,
     LinkCount,
     Measured,
@@ -50,6 +53,7 @@ from squall.wire.control import (
     SaveSlices,
     StopRun,
     TakeCheckpoint,
+    Unheard,
     Waiting,
 )
 
@@ -57,8 +61,6 @@ POLL_S = 0.05
 LEAVE_S = 5.0
 ALONE_S = 1.0
 SAVE_S = 600.0
-OF_SHARDS = Restarts(first_s=0.05)
-"""Everybody waits for a shard that has died: it is started at once, and again a little later if it dies again."""
 
 
 @dataclass(eq=False)
@@ -120,9 +122,10 @@ class Launch:
         self._last = ""  # the name of the last checkpoint
         self._started: Started | None = None
         self._restarts = RestartBook(restarts)
-        self._shard_restarts = RestartBook(OF_SHARDS)
         self._upsets = Upsets((), 0, self._roster, self._recorder)  # until the roles are there
         self._buffer_memories: list[Tensor] = []
+        self._director = DirectorBook(time.monotonic())
+        self._stopped_because = ""
         self._is_stopping = self._is_ending = False
         self._alone_since: float | None = None
 
@@ -131,6 +134,9 @@ class Launch:
             self._started = start_roles(self._execution, self._roster, self._tcp)
             self._buffer_memories = self._started.buffer_memories()
             self._describe()
+            self._director.heard(time.monotonic())
+            for shard in self._roster.of_kind("shard"):
+                self._director.serves(self._roster.number_of(shard), shard.incarnation)
             self._upsets = self._new_upsets()
             self._follow()
             self._upsets.calm(self._execution.now())
@@ -153,53 +159,90 @@ class Launch:
         """Until the coordinator says that nothing more will be pushed, or the run cannot go on."""
         while self._heard.why is None and not self._heard.is_fatal:
             self._hear()
+            self._replace_if_silent()
             self._upsets.tick(self._execution.now(), self._execution.prepared.time_s)
-            self._restart_if_due()
             self._fail_if_alone()
             self._stop_if_asked()
             self._evaluate_if_due()
             self._checkpoint_if_due()
             now = self._execution.now()
-            waits = self._heard.waits + self._restarts.waits(now) + self._shard_restarts.waits(now)
+            waits = self._heard.waits + self._restarts.waits(now)
             self._recorder.tick(now, waits=waits, links=self._rates.links)
 
     def _stop_if_asked(self) -> None:
         if self._is_stopping or (why := self._reason_to_stop()) is None:
             return
-        self._is_stopping = True
-        self._restarts.forget()
+        self._is_stopping, self._stopped_because = True, why
+        self._restarts.forget([role.name for role in self._roster.of_kind("replica")])
         self._roster.send(self._roster.roles["coordinator"], StopRun(why=why))
 
     def _restart_if_due(self) -> None:
         for again in self._restarts.due(self._execution.now()):
             assert self._started is not None
             role = self._roster.roles[again.role]
+            number = 0 if role.kind == "coordinator" else self._roster.number_of(role)
             try:
-                self._started.start_replica(self._roster.number_of(role), again.incarnation)
+                if role.kind == "shard":
+                    self._keep_counts(role)
+                    self._started.start_shard(number, again.incarnation)
+                elif role.kind == "coordinator":
+                    self._coordinator_again(again.incarnation)
+                else:
+                    self._started.start_replica(number, again.incarnation)
             except RunError as error:  # the zygote is gone: nobody can be started any more
-                self._heard.ends[role.name] += f", and could not be started again: {error}"
-                self._restarts.forget()
+                told = f"could not be started again: {error}"
+                if role.kind in ("shard", "coordinator"):
+                    self._heard.fail(LostError(reason=f"{role.name} is gone and {told}"), is_fatal=True)
+                self._heard.ends[role.name] = f"{self._heard.ends.get(role.name, role.name)}, and {told}"
+                self._restarts.forget(list(self._roster.roles))
                 return
             self._describe()
 
-    def _restart_shards(self) -> None:
-        for again in self._shard_restarts.due(self._execution.now()):
-            assert self._started is not None
-            role = self._roster.roles[again.role]
-            # What it has counted stays counted; the new process begins at 0.
-            before = f"{role.name}, start {role.incarnation}"
-            self._heard.counts[before] = self._heard.counts.pop(role.name, ())
-            self._heard.refused[before] = self._heard.refused.pop(role.name, 0)
-            try:
-                self._started.start_shard(self._roster.number_of(role), again.incarnation)
-            except RunError as error:
-                self._heard.fail(error, is_fatal=True)
-                return
-            self._describe()
+    def _coordinator_again(self, epoch: int) -> None:
+        """Start one that follows it, with what it had told, and repeat what it was told."""
+        assert self._started is not None
+        self._keep_counts(self._roster.roles["coordinator"])
+        alive = [role for role in self._roster.of_kind("replica") if not role.is_gone]
+        expected = map(self._roster.number_of, alive)
+        self._started.start_coordinator(self._director.inheritance(epoch, expected))
+        self._director.heard(time.monotonic())
+        self._alone_since = None
+        coordinator = self._roster.roles["coordinator"]
+        if (name := self._checkpoints.begun_anew()) is not None:
+            self._roster.send(coordinator, TakeCheckpoint(name=name))
+        if self._is_stopping:
+            self._roster.send(coordinator, StopRun(why=self._stopped_because))
+
+    def _replace_if_silent(self) -> None:
+        """Have another coordinator started, if this one lives without a word: nobody listens to it any more."""
+        role = self._roster.roles["coordinator"]
+        if role.is_gone or self._restarts.is_awaited(role.name):
+            return
+        if self._director.is_silent(time.monotonic()):
+            self._director_lost(role, f"has said nothing for {director.SILENT_S:g} s")
+
+    def _director_lost(self, role: RoleProcess, how: str) -> None:
+        left = Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
+        self._recorder.happened(left)
+        self._checkpoints.give_up()
+        if self._again(role) is None:
+            logs = self._execution.directory.logs
+            told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."
+            self._heard.error, self._heard.is_fatal = self._heard.error or LostError(reason=told), True
+
+    def _keep_counts(self, role: RoleProcess) -> None:
+        """What a role has counted stays counted; its next process begins at 0."""
+        before = f"{role.name}, start {role.incarnation}"
+        self._heard.counts[before] = self._heard.counts.pop(role.name, ())
+        self._heard.refused[before] = self._heard.refused.pop(role.name, 0)
 
     def _fail_if_alone(self) -> None:
         """With every replica gone, the end is told by the coordinator at once, or nothing more will happen."""
-        if self._restarts.waiting() or any(not role.is_gone for role in self._roster.of_kind("replica")):
+        replicas = self._roster.of_kind("replica")
+        roles = (*replicas, self._roster.roles["coordinator"])
+        if any(map(self._restarts.is_awaited, (role.name for role in roles))) or any(
+            not role.is_gone for role in replicas
+        ):
             self._alone_since = None
             return
         self._alone_since = self._alone_since or time.monotonic()
@@ -247,8 +290,7 @@ class Launch:
             self._hear()
 
     def _is_lost(self, name: str) -> bool:
-        is_awaited = any(again.role == name for again in self._shard_restarts.waiting())
-        return self._roster.roles[name].is_gone and not is_awaited
+        return self._roster.roles[name].is_gone and not self._restarts.is_awaited(name)
 
     def _end(self) -> Ending:
         """Let every role finish; those that do not within a grace are killed by `run`."""
@@ -282,7 +324,7 @@ class Launch:
     # What is heard --------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        self._restart_shards()
+        self._restart_if_due()
         try:
             for role, said in self._roster.hear(POLL_S):
                 if isinstance(said, Exit):
@@ -296,8 +338,14 @@ class Launch:
 
     def _on_message(self, role: RoleProcess, message: Any) -> None:
         heard, now = self._heard, self._execution.now()
+        if role.kind == "coordinator":
+            self._director.heard(time.monotonic())
         match message:
             case Closings(blocks=blocks):
+                self._restarts.worked(role.name)
+                self._director.closed(block.block for block in blocks)
+                for shard in self._roster.of_kind("shard"):
+                    self._restarts.worked(shard.name)
                 for block in blocks:
                     name = f"replica{block.replica}.0"
                     self._worked(name)
@@ -310,9 +358,12 @@ class Launch:
                         loss_sum=block.loss_sum,
                         staleness=block.staleness,
                     )
-                for shard in self._roster.of_kind("shard"):
-                    self._shard_restarts.worked(shard.name)  # for every slice has these blocks
+            case FoundClosed(time_s=time_s, blocks=found):
+                self._director.closed(found)
+                for one in found:
+                    self._recorder.found(time_s, block=one)
             case Happened():
+                self._director.happened(_event(message))
                 self._tell_once(_event(message))
                 if message.kind == "Recovered":
                     self._checkpoints.lost(message.role)
@@ -344,16 +395,21 @@ class Launch:
             case Ready():
                 if role.kind != "replica":
                     self._recorder.serving(role.name)
+                if role.kind == "coordinator" and self._started is not None:
+                    self._started.call_to_coordinator()
                 if role.name in self._checkpoints.missing and self._last:
                     self._roster.send(role, SaveSlices(name=self._last))  # it was killed when it was to
 
     def _tell_once(self, event: Event) -> None:
         """The launcher and the coordinator both see a replica go: the launcher knows better how, if its process ended."""
         if isinstance(event, Joined):
+            if self._heard.joined.get(event.role) == event.incarnation:
+                return  # a coordinator that follows another tells it, too
             self._heard.joined[event.role] = event.incarnation
         if isinstance(event, Left):
             role = self._roster.roles[event.role]
             if event.why == PROCESS_GONE and not role.is_gone and role.incarnation == event.incarnation:
+                self._roster.send(role, Unheard())  # if it lives: its line broke
                 return  # how it ended is heard at once
             if (event.role, event.incarnation) in self._heard.lost:
                 return
@@ -384,6 +440,8 @@ class Launch:
                 if ended.returncode != 0:
                     self._tell_once(left)
                 self._start_again(role, ended)
+            case "coordinator" if is_death(ended.returncode):
+                self._director_lost(role, how)
             case "evaluator":
                 self._recorder.happened(left)
                 self._heard.is_evaluating = True  # and stays so: nobody is left to ask
@@ -396,31 +454,32 @@ class Launch:
         """If it died, and the run goes on. Without any of its workers a replica's lead ends, and all start with it."""
         if self._is_stopping or not is_death(ended.returncode) or not role.name.endswith(".0"):
             return
-        again = self._restarts.died(
+        if self._again(role) is None and (most := self._restarts.rule.most):
+            told = f" {most + 1} times in a row without finishing a block, and is not started again"
+            self._heard.ends[role.name] += told
+
+    def _comes_back(self, role: RoleProcess, ended: Exit) -> bool:
+        """Whether a shard that has ended is started again; when nobody is left to redo work, only if it lost none."""
+        durability = self._execution.prepared.job.durability
+        is_over = self._heard.why is not None
+        if durability == "none" or self._is_ending or ended.returncode == 0 or self._heard.error is not None:
+            return False
+        if (is_over and durability != "ack") or self._again(role) is None:
+            return False
+        how = in_words(ended.returncode) + self._upsets.said_of(role.name)
+        self._recorder.happened(
+            Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
+        )
+        return True
+
+    def _again(self, role: RoleProcess) -> Again | None:
+        """Have it started again when it is time; None if it is given up."""
+        return self._restarts.died(
             role.name,
             incarnation=role.incarnation,
             now=self._execution.now(),
             after_s=self._upsets.restart_after(role.name),
         )
-        if again is None and self._restarts.rule.most:
-            most = self._restarts.rule.most
-            told = f" {most + 1} times in a row without finishing a block, and is not started again"
-            self._heard.ends[role.name] += told
-
-    def _comes_back(self, role: RoleProcess, ended: Exit) -> bool:
-        """Whether a shard is started again; when nobody is left to do again what it lost, only if it lost nothing."""
-        durability = self._execution.prepared.job.durability
-        if durability == "none" or self._is_ending or self._heard.error is not None:
-            return False
-        if ended.returncode == 0 or (self._heard.why is not None and durability != "ack"):
-            return False
-        now, name = self._execution.now(), role.name
-        after_s = self._upsets.restart_after(name)
-        if self._shard_restarts.died(name, incarnation=role.incarnation, now=now, after_s=after_s) is None:
-            return False
-        how = in_words(ended.returncode) + self._upsets.said_of(name)
-        self._recorder.happened(Left(time_s=now, role=name, why=how, incarnation=role.incarnation))
-        return True
 
 
 class Rates:

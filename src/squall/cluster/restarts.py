@@ -1,6 +1,7 @@
 """Whether a role that has died is started again, and when: a rule, and the book that is kept by it. No clock here."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from squall.errors import ConfigError
@@ -125,13 +126,14 @@ class RestartBook:
     def is_given_up(self, role: str) -> bool:
         return role in self._lives and self._lives[role].is_given_up
 
-    def waiting(self) -> tuple[Again, ...]:
-        """Who is dead and will be started."""
-        return tuple(self._waiting.values())
+    def is_awaited(self, role: str) -> bool:
+        """Whether it is dead and will be started."""
+        return role in self._waiting
 
-    def forget(self) -> None:
-        """Start nobody any more: the run is about to end."""
-        self._waiting.clear()
+    def forget(self, roles: Iterable[str]) -> None:
+        """Do not start these any more, the run is about to end."""
+        for role in roles:
+            self._waiting.pop(role, None)
 
     def waits(self, now: float) -> tuple[str, ...]:
         """The same in words, for people."""

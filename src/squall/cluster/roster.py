@@ -55,6 +55,7 @@ class Roster:
         self._zygote = zygote
         self._logs = logs
         self._by_fd: dict[int, RoleProcess] = {}
+        self._replaced: list[RoleProcess] = []  # though their processes may live
         self._epoll = select.epoll()
         self._epoll.register(zygote.fileno(), select.EPOLLIN)
 
@@ -77,7 +78,7 @@ class Roster:
         incarnation: int = 0,
         ports: Sequence[int] = (),
     ) -> None:
-        """Start a role; copies of `fds` go to it. One of this name must be gone.
+        """Start a role; copies of `fds` go to it. One of this name is not heard any more.
 
         Raises:
             RunError: the zygote cannot.
@@ -93,10 +94,18 @@ class Roster:
             theirs.close()
         role = RoleProcess(name, kind, pid, incarnation, Connection(ours, name), list(ports))
         if (before := self.roles.get(name)) is not None:
-            before.connection.close()
+            self._replace(before)
         self.roles[name] = role
         self._by_fd[ours.fileno()] = role
         self._epoll.register(ours.fileno(), select.EPOLLIN)
+
+    def _replace(self, before: RoleProcess) -> None:
+        fd = before.connection.fileno()
+        if self._by_fd.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+        before.connection.close()
+        if not before.is_gone:
+            self._replaced.append(before)
 
     def send(self, role: RoleProcess, message: Any, fds: Sequence[int] = ()) -> None:
         """Tell a role something; if it is gone, that is told by `hear`."""
@@ -136,11 +145,16 @@ class Roster:
         for ended in self._zygote.exits():
             role = self.roles.get(ended.name)
             if role is None or role.pid != ended.pid:
+                self._note_end(ended)
                 continue
             while role.connection.fileno() in self._by_fd:
                 yield from self._received(role)
             role.is_gone = True
             yield role, ended
+
+    def _note_end(self, ended: Exit) -> None:
+        """One that was replaced has ended at last."""
+        self._replaced = [role for role in self._replaced if role.pid != ended.pid]
 
     def describe(self) -> list[dict[str, Any]]:
         """The rows of processes.json."""
@@ -155,15 +169,16 @@ class Roster:
 
     def close(self) -> None:
         """Kill what is left of these roles, and only these."""
-        pids = {role.pid for role in self.roles.values()}
+        roles = (*self.roles.values(), *self._replaced)
+        pids = {role.pid for role in roles}
         for process in self._zygote.roles():
             if process.pid in pids:
                 process.kill(signal.SIGKILL)
         until = time.monotonic() + END_S
-        while any(not role.is_gone for role in self.roles.values()) and time.monotonic() < until:
+        while any(not role.is_gone for role in roles) and time.monotonic() < until:
             select.select([self._zygote.fileno()], [], [], END_S)
             for ended in self._zygote.exits():
-                for role in self.roles.values():
+                for role in roles:
                     role.is_gone |= role.pid == ended.pid
         for role in self.roles.values():
             role.connection.close()

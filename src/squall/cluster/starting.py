@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from squall.cluster.crew import CrewMemory, edge_bytes
 from squall.cluster.payload import Payload, pack
-from squall.cluster.roster import Roster
+from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.tcp import TcpAddresses, TcpPlan
+from squall.coordinator.recovery import Inheritance
 from squall.model.exchange import ExchangePlan
 from squall.shard.events import EVERY_PARTITION
 from squall.training.durability import mode_of
@@ -20,7 +21,7 @@ from squall.training.execution import Execution
 from squall.training.prepare import Prepared, not_trained
 from squall.training.recipe import module_name
 from squall.wire.channel import Channel
-from squall.wire.control import AttachReplica, AttachShard, AttachWorker, ShardBack
+from squall.wire.control import AttachReplica, AttachShard, AttachWorker, CoordinatorBack, ShardBack
 from squall.wire.listener import Listener
 from squall.wire.memory import SharedArena
 
@@ -30,13 +31,14 @@ EVALUATOR = -1
 
 @dataclass(eq=False)
 class Started:
-    """What was started, and what it takes to start a replica or a shard again.
+    """What was started, and what it takes to start one of the roles again.
 
     Attributes:
         buffer_arenas: for each replica the memory that it leaves its model's buffers in.
         payload, settings: what every replica was sent.
         durability: as shards are told; None: they do not come back.
-        kept: where shards listen, and the memory that workers share with them, if they may come back.
+        kept: where the coordinator listens; where shards do, and the memory that workers share with them, if they may
+            come back.
         exchanges: by shard, each worker's ends of that.
     """
 
@@ -79,6 +81,32 @@ class Started:
             starting.connect()
         finally:
             starting.close()
+
+    def start_coordinator(self, inheritance: Inheritance) -> None:
+        """Start a coordinator that follows one that was lost, and connect it with all who are there.
+
+        Raises:
+            RunError: the zygote cannot.
+        """
+        self.epoch = inheritance.epoch
+        starting = _Starting(self)
+        try:
+            starting.coordinator(inheritance)
+            starting.followers()
+            starting.connect()
+        finally:
+            starting.close()
+
+    def call_to_coordinator(self) -> None:
+        """Over TCP, have all call the coordinator that is serving now."""
+        if self.tcp is not None and self.epoch:
+            for role in self.followers():
+                self.roster.send(role, CoordinatorBack(epoch=self.epoch))
+
+    def followers(self) -> list[RoleProcess]:
+        """Who talks to the coordinator, and is there."""
+        leads = [role for role in self.roster.of_kind("replica") if role.name.endswith(".0")]
+        return [role for role in (*self.roster.of_kind("shard"), *leads) if not role.is_gone]
 
     def buffer_memories(self) -> list[Tensor]:
         """The arenas as `BufferSpace` reads them."""
@@ -141,6 +169,8 @@ class _Starting:
             ):
                 self._keep(self._tcp.listen(name))
 
+    epoch: int = 0  # of the coordinator
+
     def _keep(self, made: SharedArena | Listener) -> None:
         """Have it closed when all roles have their own; with shards that may come back, at the end of the run."""
         (self._made if self._started.durability is None else self._started.kept).append(made)
@@ -188,7 +218,7 @@ class _Starting:
             self._attachments.append((f"shard{shard}", attach, [far, arena.fd]))
             self._attachments.append((name, ShardBack(shard=shard), [near]))
 
-    def coordinator(self) -> None:
+    def coordinator(self, inheritance: Inheritance | None = None) -> None:
         prepared = self._prepared
         settings = {
             "began": self._execution.clock.began,
@@ -197,7 +227,21 @@ class _Starting:
             "max_staleness": prepared.job.strategy.max_staleness,
         }
         load = {"plan": prepared.plan, "settled": prepared.settled, "rhythm": prepared.rhythm}
-        self._spawn("coordinator", "coordinator", self._pack(load), settings, [])
+        load["inheritance"] = inheritance
+        payload = self._pack(load)
+        self._spawn("coordinator", "coordinator", payload, settings, [], incarnation=self._started.epoch)
+
+    def followers(self) -> None:
+        """Over shared memory, connect a coordinator that follows one that was lost with all who are there."""
+        for role in self._started.followers() if self._tcp is None else ():
+            number = self._roster.number_of(role)
+            attach = (
+                AttachShard(shard=number)
+                if role.kind == "shard"
+                else AttachReplica(replica=number, incarnation=role.incarnation)
+            )
+            fds = self._line_to_coordinator(role.name, attach)
+            self._attachments.append((role.name, CoordinatorBack(epoch=self._started.epoch), fds))
 
     def replicas(self) -> None:
         prepared, started = self._prepared, self._started
@@ -274,6 +318,7 @@ class _Starting:
         *,
         incarnation: int = 0,
     ) -> None:
+        settings = settings | {"epoch": self._started.epoch}
         ports: list[int] = []
         if self._tcp is not None:
             settings = settings | {"tcp": self._tcp.settings_of(name)}

@@ -13,10 +13,12 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
+from squall.cluster.director import DirectorBook
 from squall.cluster.kinds import KIND_OF
 from squall.coordinator import events as coordinator
 from squall.coordinator.events import CoordinatorEffect
 from squall.coordinator.machine import CoordinatorMachine
+from squall.coordinator.recovery import Inheritance
 from squall.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause, is_named
 from squall.machines import Machine, drive
 from squall.replica import session as replica
@@ -149,6 +151,7 @@ class World:
         sizes: bytes of a message between two roles, for links that have a rate.
         come_back: makes the decider of a shard that was killed and is started anew, from the one that was killed; None:
             no shard is.
+        follow: makes the decider of a coordinator that follows one that was killed; None: none is.
         outside: events that come to roles from outside of this world (tests).
         watch: called after every event with the role's name, its decider, the event and its effects, before
             these are carried out (tests).
@@ -169,6 +172,7 @@ class World:
         faults: Sequence[Fault] = (),
         seed: int = 0,
         come_back: Callable[[int, ShardMachine], ShardMachine] | None = None,
+        follow: Callable[[Inheritance], CoordinatorMachine] | None = None,
         outside: Sequence[Outside] = (),
         watch: Watch | None = None,
     ) -> None:
@@ -200,6 +204,17 @@ class World:
         self._restarting = 0
         self._come_back = come_back
         self._away: set[int] = set()  # shards that were killed
+        self._follow = follow
+        self._director = DirectorBook(now=0.0)
+        self._epoch = 0
+        self._is_headless = False  # the coordinator was killed, and the next has not been started
+        self._stop: coordinator.Stop | None = (
+            None  # asked for, and a checkpoint: by the launcher, who asks again
+        )
+        self._wanted = ""
+        self._heard_epoch: dict[
+            str, int
+        ] = {}  # by role: of the newest coordinator that it was connected with
         self._heard_life = [machine.incarnation for machine in self.shards]  # by the coordinator
         self._drops = [fault for fault in faults if isinstance(fault, Drop)]
         self._duplicates = [fault for fault in faults if isinstance(fault, Duplicate)]
@@ -237,7 +252,8 @@ class World:
         while self.why is None:
             if not is_stopping and (why := may_go_on()) is not None:
                 is_stopping = True
-                self._direct(coordinator.Stop(now=self.now, why=why))
+                self._stop = coordinator.Stop(now=self.now, why=why)
+                self._direct(self._stop)
                 continue
             self._pass()
             if self.now > bound_s:
@@ -262,7 +278,8 @@ class World:
 
     def _tick(self) -> None:
         self._at(self._pace.tick_s, COORDINATOR, self._tick)
-        if not self.directs.members and not self._restarting and not self.sessions:
+        is_empty = not self.directs.members and not self._restarting and not self.sessions
+        if is_empty and not self._is_headless:
             self._direct(coordinator.Stop(now=self.now, why=NO_REPLICA))
             return
         self._direct(coordinator.Tick(now=self.now))
@@ -279,6 +296,7 @@ class World:
         self._arithmetic.attach(worker)
         self.workers[number] = worker
         self.sessions[number] = ReplicaSession(loop=self._loop(), shards=self._slices)
+        self._heard_epoch[_name(worker)] = self._epoch
         for index in range(len(self.shards)):
             for one in self._workers_of(worker):
                 self._serve(index, shard.Attach(worker=one))
@@ -309,27 +327,87 @@ class World:
                     return
 
     def _direct(self, event: coordinator.CoordinatorEvent) -> None:
+        if isinstance(event, coordinator.Checkpoint):
+            self._wanted = self._wanted or event.name
+        if self._is_headless:
+            return
         self._drive(COORDINATOR, self.directs, event, self._carry_out_direction)
 
     def _carry_out_direction(self, effect: CoordinatorEffect) -> coordinator.Copied | None:
+        epoch = self._epoch
         match effect:
             case coordinator.ToReplica(replica=number, incarnation=incarnation, message=message):
                 worker = Worker(replica=number, partition=0, incarnation=incarnation)
                 event = replica.FromCoordinator(message=message)
-                self._send(COORDINATOR, _name(worker), message, lambda: self._work(worker, event))
+                name = _name(worker)
+                self._send(COORDINATOR, name, message, lambda: self._hear_direction(worker, event, epoch))
             case coordinator.ToShard(shard=index, message=message):
                 request = shard.FromCoordinator(message=message)
                 life = self.shards[index].incarnation
-                self._send(COORDINATOR, f"shard{index}", message, lambda: self._serve(index, request, life))
+                arrive = partial(self._hear_request, index, request, life, epoch)
+                self._send(COORDINATOR, f"shard{index}", message, arrive)
             case coordinator.Ended(why=why):
                 self.why = why
                 self._tell(self.now, effect)
             case coordinator.Cut(request=request):
                 self._tell(self.now, effect)
+                self._wanted = ""  # if the coordinator is lost now, it is given up
                 return coordinator.Copied(now=self.now, request=request)
             case _:
+                self._note(effect)
                 self._tell(self.now, effect)
         return None
+
+    # The coordinator's lives. Roles hear the newest one alone that they were connected with.
+
+    def _note(self, effect: CoordinatorEffect) -> None:
+        """Keep what the next coordinator must be told."""
+        match effect:
+            case coordinator.Closed(report=report):
+                self._director.closed([report.block])
+            case coordinator.Found(blocks=blocks):
+                self._director.closed(blocks)
+            case coordinator.Report(event=event):
+                self._director.happened(event)
+
+    def _hear_direction(self, worker: Worker, event: replica.FromCoordinator, epoch: int) -> None:
+        if epoch == self._heard_epoch[_name(worker)]:
+            self._work(worker, event)
+
+    def _hear_request(self, index: int, request: shard.FromCoordinator, life: int, epoch: int) -> None:
+        if epoch == self._heard_epoch.get(f"shard{index}", 0):
+            self._serve(index, request, life)
+
+    def _kill_coordinator(self, back_after_s: float) -> None:
+        if not self._is_headless and self.why is None:
+            self._is_headless = True
+            self._at(back_after_s, "", self._coordinator_back)
+
+    def _coordinator_back(self) -> None:
+        assert self._follow is not None, "nothing was said of who follows a coordinator"
+        self._epoch += 1
+        self._is_headless = False
+        self.directs = self._follow(self._director.inheritance(self._epoch, self.workers))
+        for index in range(len(self.shards)):
+            self._heard_epoch[f"shard{index}"] = self._epoch
+        for worker in list(self.workers.values()):
+            joined = coordinator.Joined(now=self.now, replica=worker.replica, incarnation=worker.incarnation)
+            self._direct(joined)
+            self._at(0.01, _name(worker), partial(self._redirect, worker, self._epoch))
+        self._direct(coordinator.Tick(now=self.now))
+        if self._wanted:
+            self._direct(coordinator.Checkpoint(now=self.now, name=self._wanted))
+        if self._stop is not None:
+            self._direct(self._stop)
+
+    def _redirect(self, worker: Worker, epoch: int) -> None:
+        if epoch < self._epoch:
+            return
+        if self.workers.get(worker.replica) != worker:
+            self._lose(worker)
+            return
+        self._heard_epoch[_name(worker)] = epoch
+        self._work(worker, replica.Redirected())
 
     def take_checkpoint(self, name: str) -> None:
         """Ask for a checkpoint of this name; to be called where `may_go_on` is."""
@@ -361,7 +439,8 @@ class World:
                 lead = worker.beside(0)
                 self._send(f"shard{index}", _name(worker), message, lambda: self._reply(lead, event, life))
             case shard.Tell(message=message):
-                arrive = partial(self._hear_shard, index, message, life)
+                epoch = self._heard_epoch.get(f"shard{index}", 0)
+                arrive = partial(self._hear_shard, index, message, life, epoch)
                 self._send(f"shard{index}", COORDINATOR, message, arrive)
         return None
 
@@ -371,8 +450,8 @@ class World:
         if event.shard in self._away or life == self.shards[event.shard].incarnation:
             self._work(worker, event)
 
-    def _hear_shard(self, index: int, message: Any, life: int) -> None:
-        if life >= self._heard_life[index]:
+    def _hear_shard(self, index: int, message: Any, life: int, epoch: int) -> None:
+        if epoch == self._epoch and life >= self._heard_life[index]:
             self._heard_life[index] = life
             self._direct(coordinator.FromShard(now=self.now, shard=index, message=message))
 
@@ -395,12 +474,17 @@ class World:
                 life = self.shards[index].incarnation
                 self._send(_name(sender), f"shard{index}", request, lambda: self._serve(index, asked, life))
             case replica.ToCoordinator(message=told):
-                self._send(name, COORDINATOR, told, lambda: self._hear(worker, told))
+                epoch = self._heard_epoch[name]
+                self._send(name, COORDINATOR, told, lambda: self._hear(worker, told, epoch))
             case replica.Quit():
                 self.workers.pop(worker.replica)
                 self._left[worker] = self.sessions.pop(worker.replica)
 
-    def _hear(self, worker: Worker, message: messages.Ask | messages.Goodbye) -> None:
+    def _hear(
+        self, worker: Worker, message: messages.Ask | messages.Goodbye | messages.Resume, epoch: int
+    ) -> None:
+        if epoch != self._epoch:
+            return
         event = coordinator.FromReplica(
             now=self.now, replica=worker.replica, incarnation=worker.incarnation, message=message
         )
@@ -443,6 +527,9 @@ class World:
     def _upset(self, name: str, upset: Kill | Pause) -> None:
         if isinstance(upset, Pause):
             self._paused[name] = max(self._paused.get(name, 0.0), self.now + upset.seconds)
+            return
+        if name == COORDINATOR:
+            self._kill_coordinator(upset.restart or 0.1)
             return
         if name.startswith("shard"):
             self._kill_shard(int(name.removeprefix("shard")), upset.restart or 0.1)
@@ -496,7 +583,7 @@ class World:
     def _send(
         self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]
     ) -> None:
-        if not self._is_disturbed or isinstance(message, messages.Returned):
+        if not self._is_disturbed or isinstance(message, _FIRST_WORDS):
             self._at(self._transfer(sender, receiver, message), receiver, arrive)
             return
         kind = KIND_OF[type(message)]
@@ -553,3 +640,7 @@ def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:
         ShardSlices(shard=shard.shard, slices=tuple(numbers), partition=partition)
         for partition, numbers in sorted(by_partition.items())
     ]
+
+
+_FIRST_WORDS = messages.Returned | messages.Resume
+"""Of a connection: they arrive, or the connection ends."""

@@ -10,11 +10,13 @@ from squall.observe.events import Recovered, Redone
 from squall.observe.events import Refused as RefusedBlock
 from squall.wire.messages import (
     Ask,
+    Books,
     Diverged,
     Finished,
     Goodbye,
     Held,
     Hold,
+    Inquire,
     Lease,
     Leave,
     Recall,
@@ -22,6 +24,7 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Resume,
     Returned,
 )
 
@@ -45,7 +48,7 @@ class FromReplica(Noun, frozen=True, kw_only=True):
     now: float
     replica: int
     incarnation: int
-    message: Ask | Goodbye
+    message: Ask | Goodbye | Resume
 
 
 class FromShard(Noun, frozen=True, kw_only=True):
@@ -53,7 +56,7 @@ class FromShard(Noun, frozen=True, kw_only=True):
 
     now: float
     shard: int
-    message: Refused | Diverged | Returned | Held | Released
+    message: Refused | Diverged | Returned | Held | Released | Books
 
 
 class Lost(Noun, frozen=True, kw_only=True):
@@ -119,7 +122,7 @@ class ToShard(Noun, frozen=True, kw_only=True):
     """Send a message to a shard."""
 
     shard: int
-    message: Refuse | Hold | Release
+    message: Refuse | Hold | Release | Inquire
 
 
 class Closed(Noun, frozen=True, kw_only=True):
@@ -127,6 +130,12 @@ class Closed(Noun, frozen=True, kw_only=True):
 
     replica: int
     report: Finished
+
+
+class Found(Noun, frozen=True, kw_only=True):
+    """Every slice has these blocks, of which nobody was told, and nobody is left who could report them."""
+
+    blocks: tuple[Block, ...]
 
 
 class Cut(Noun, frozen=True, kw_only=True):
@@ -157,4 +166,4 @@ class Ended(Noun, frozen=True, kw_only=True):
     why: str
 
 
-CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Cut | Report | Diverging | Ended
+CoordinatorEffect: TypeAlias = ToReplica | ToShard | Closed | Found | Cut | Report | Diverging | Ended

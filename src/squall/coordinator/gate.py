@@ -28,6 +28,11 @@ class StalenessGate:
     def granted(self, block: Block) -> None:
         self._out.setdefault(block, self._completed)
 
+    def taken_over(self, block: Block) -> None:
+        """It is out since nobody knows when: as long as may be, so that nothing is begun beside it."""
+        if self._bound is not None:
+            self._out.setdefault(block, self._completed - self._bound)
+
     def settled(self, block: Block, *, is_applied: bool) -> None:
         if self._out.pop(block, None) is not None:
             self._completed += is_applied

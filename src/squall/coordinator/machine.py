@@ -20,6 +20,7 @@ from squall.coordinator.events import (
     Copied,
     Diverging,
     Ended,
+    Found,
     FromReplica,
     FromShard,
     Joined,
@@ -36,8 +37,9 @@ from squall.coordinator.hold import Holds, Stage
 from squall.coordinator.line import WaitingLine
 from squall.coordinator.lives import ShardLives
 from squall.coordinator.members import Member, Patience
+from squall.coordinator.recovery import Inheritance, Recovery, reports_of
 from squall.coordinator.work import Rhythm, WorkPlan
-from squall.machines import Machine
+from squall.machines import Machine, key_of
 from squall.observe.events import Joined as JoinedRun
 from squall.observe.events import Left as LeftRun
 from squall.observe.events import Recovered, Redone
@@ -45,6 +47,7 @@ from squall.observe.events import Refused as RefusedBlock
 from squall.slices import Cover
 from squall.wire.messages import (
     Ask,
+    Books,
     Diverged,
     Finished,
     Goodbye,
@@ -56,6 +59,7 @@ from squall.wire.messages import (
     Refuse,
     Refused,
     Released,
+    Resume,
     Returned,
 )
 
@@ -65,6 +69,8 @@ FORGIVEN_AFTER = 20
 
 
 class Phase(Enum):
+    RECOVERING = "recovering"
+    """It follows one that was lost, and asks what is done, and who holds what; nothing is granted yet."""
     STARTING = "starting"
     """No lease is granted until every replica has fetched, or the start time-out."""
     RUNNING = "running"
@@ -84,13 +90,32 @@ class CoordinatorMachine(Machine):
         num_replicas, num_shards: how many are expected. Only shards that hold a slice count.
         settled: blocks that all slices have already (a resumed run); taken over.
         max_staleness: grant a lease only while no push can become staler than this [updates]; None: no bound.
+        inheritance: what is known if it follows one that was lost; None: it is the first.
         rhythm: of the only replica: checkpoints and stops wait until its parameters are those of the shards, so
             that a resumed run goes on as if nothing had been. None: they do not wait.
     """
 
     TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
+        (Phase.RECOVERING, Joined): "_joined",
+        (Phase.RECOVERING, Resume): "_resumed_early",
+        (Phase.RECOVERING, Ask): "_asked_early",
+        (Phase.RECOVERING, Goodbye): "_goodbye_early",
+        (Phase.RECOVERING, Lost): "_lost_early",
+        (Phase.RECOVERING, Tick): "_tick_recovering",
+        (Phase.RECOVERING, Stop): "_put_off",
+        (Phase.RECOVERING, Refused): "_ignore",
+        (Phase.RECOVERING, Diverged): "_put_off",
+        (Phase.RECOVERING, ShardLost): "_shard_lost_early",
+        (Phase.RECOVERING, Returned): "_shard_returned_early",
+        (Phase.RECOVERING, Books): "_books",
+        (Phase.RECOVERING, Checkpoint): "_put_off",
+        (Phase.RECOVERING, Copied): "_ignore",
+        (Phase.RECOVERING, Held): "_ignore",
+        (Phase.RECOVERING, Released): "_ignore",
         (Phase.STARTING, Joined): "_joined",
         (Phase.STARTING, Ask): "_asked",
+        (Phase.STARTING, Resume): "_resumed",
+        (Phase.STARTING, Books): "_ignore",
         (Phase.STARTING, Goodbye): "_goodbye",
         (Phase.STARTING, Lost): "_lost",
         (Phase.STARTING, Tick): "_tick_starting",
@@ -101,6 +126,8 @@ class CoordinatorMachine(Machine):
         (Phase.STARTING, Checkpoint): "_checkpoint",
         (Phase.RUNNING, Joined): "_joined",
         (Phase.RUNNING, Ask): "_asked",
+        (Phase.RUNNING, Resume): "_resumed",
+        (Phase.RUNNING, Books): "_ignore",
         (Phase.RUNNING, Goodbye): "_goodbye",
         (Phase.RUNNING, Lost): "_lost",
         (Phase.RUNNING, Tick): "_tick_running",
@@ -115,6 +142,8 @@ class CoordinatorMachine(Machine):
         (Phase.RUNNING, Released): "_released",
         (Phase.LEAVING, Joined): "_joined_late",
         (Phase.LEAVING, Ask): "_asked",
+        (Phase.LEAVING, Resume): "_resumed",
+        (Phase.LEAVING, Books): "_ignore",
         (Phase.LEAVING, Goodbye): "_goodbye",
         (Phase.LEAVING, Lost): "_lost",
         (Phase.LEAVING, Tick): "_tick_leaving",
@@ -129,6 +158,8 @@ class CoordinatorMachine(Machine):
         (Phase.LEAVING, Released): "_released",
         (Phase.ENDED, Joined): "_joined_late",
         (Phase.ENDED, Ask): "_ignore",
+        (Phase.ENDED, Resume): "_ignore",
+        (Phase.ENDED, Books): "_ignore",
         (Phase.ENDED, Goodbye): "_ignore",
         (Phase.ENDED, Lost): "_ignore",
         (Phase.ENDED, Tick): "_ignore",
@@ -153,8 +184,9 @@ class CoordinatorMachine(Machine):
         max_staleness: int | None = None,
         rhythm: Rhythm | None = None,
         patience: Patience | None = None,
+        inheritance: Inheritance | None = None,
     ) -> None:
-        super().__init__(Phase.STARTING)
+        super().__init__(Phase.STARTING if inheritance is None else Phase.RECOVERING)
         self.plan = plan
         self.num_replicas = num_replicas
         self.num_shards = num_shards
@@ -168,10 +200,17 @@ class CoordinatorMachine(Machine):
         self._rhythm = rhythm
         self._holds = Holds(num_shards, self._patience.hold_s)
         self._stop_asked: Stop | None = None  # and put off
+        self._refusals_in_a_row = 0
         self._awaited = set(range(num_replicas))  # by the start: expected, not lost, and not heard of
         self._leaving_since = 0.0
         self._shards = ShardLives()
         self._begun_with = BlockSet(settled.entries())
+        self._recovery: Recovery | None = None
+        if inheritance is not None:
+            self._recovery = Recovery(inheritance, num_shards, self._patience.recover_s)
+            self._refusals_in_a_row = inheritance.refused_in_a_row
+            self._awaited = set(inheritance.expected)
+        self._untold: set[Block] = set()  # found to be done, and to be told once their holders have reported
         self._reopened: set[Block] = set()  # closed before, and lost by a shard since
         self._fresh: Iterator[Block] = plan.blocks(settled)
         self._next_fresh: Block | None = next(self._fresh, None)
@@ -189,7 +228,6 @@ class CoordinatorMachine(Machine):
         self._settle_requests: dict[Block, int] = {}
         self._requests = 0
         self._turns = 0
-        self._refusals_in_a_row = 0
         self._handed_out = self._handed_out_minibatches = 0
         self._warm_left = plan.warm_start
 
@@ -198,6 +236,8 @@ class CoordinatorMachine(Machine):
     def waits(self, now: float) -> tuple[str, ...]:
         """Who waits for whom, in words."""
         waits: list[str] = []
+        if self._recovery is not None and self.phase is Phase.RECOVERING:
+            waits.extend(self._recovery.waits())
         if self.phase is Phase.STARTING:
             missing = [
                 f"replica{replica}" for replica in range(self.num_replicas) if not self._has_asked(replica)
@@ -362,7 +402,7 @@ class CoordinatorMachine(Machine):
         if self.phase is Phase.STARTING and self._all_have_asked():
             self._start(now)
         if self.phase is Phase.RUNNING:
-            granted = self._grant(now, asked_now)
+            granted = self._tell_found() + self._grant(now, asked_now)
             return granted + self._begin_hold(now) + self._stop_at_rest() + self._end_if_done(now)
         if self.phase is Phase.LEAVING:
             asking = () if asked_now is None else asked_now[:1]  # all others were dismissed when this began
@@ -423,10 +463,14 @@ class CoordinatorMachine(Machine):
             if may_try and self._gate.may_start(block):
                 del self._returned[block]
                 return block
-        if (fresh := self._fresh_block()) is not None:
-            self._next_fresh = next(self._fresh, None)
-            self._handed_out += 1
-            self._handed_out_minibatches += fresh.num_minibatches
+        return None if self._fresh_block() is None else self._take_fresh()
+
+    def _take_fresh(self) -> Block:
+        fresh = self._next_fresh
+        assert fresh is not None
+        self._next_fresh = next(self._fresh, None)
+        self._handed_out += 1
+        self._handed_out_minibatches += fresh.num_minibatches
         return fresh
 
     def _warm_member(self) -> Member | None:
@@ -469,6 +513,9 @@ class CoordinatorMachine(Machine):
         if member.leases.pop(block, None) is not None:
             self._leased.discard(block)
             member.durations.append(now - member.heard)
+        if block in self._untold and report.outcome is Outcome.APPLIED:
+            self._untold.discard(block)
+            return (Closed(replica=member.replica, report=report),)
         if self.settled.cover(block) is not Cover.DISJOINT or block in self._settling:
             return ()
         if report.outcome is Outcome.APPLIED and not self._shards.vouch(block, report.lives):
@@ -642,6 +689,170 @@ class CoordinatorMachine(Machine):
             self._why_again[block] = f"shard{shard} came back without it"
         return tuple(effects)
 
+    # After a coordinator that was lost --------------------------------------------------------------------
+
+    def _put_off(self, event: Any) -> tuple[CoordinatorEffect, ...]:
+        assert self._recovery is not None
+        self._recovery.put_off.append(event)
+        return ()
+
+    def _resumed_early(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
+        assert self._recovery is not None
+        assert isinstance(event.message, Resume)
+        member = self._member(event)
+        if member is None or member.has_resumed:
+            return ()
+        member.has_resumed = True
+        self._recovery.resumed(event.replica, event.message)
+        return self._go_on_if_recovered(event.now)
+
+    def _asked_early(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
+        """Who asks without having said what it holds holds nothing: it has just begun."""
+        assert self._recovery is not None
+        self._recovery.waiting.discard(event.replica)
+        return (*self._put_off(event), *self._go_on_if_recovered(event.now))
+
+    def _goodbye_early(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
+        assert self._recovery is not None
+        self._recovery.left(event.replica)
+        return (*self._put_off(event), *self._go_on_if_recovered(event.now))
+
+    def _lost_early(self, event: Lost) -> tuple[CoordinatorEffect, ...]:
+        assert self._recovery is not None
+        if (member := self._member(event)) is None:
+            return ()
+        self._recovery.left(event.replica)
+        return (*self._lose(member, event.now, event.why), *self._go_on_if_recovered(event.now))
+
+    def _shard_lost_early(self, event: ShardLost) -> tuple[CoordinatorEffect, ...]:
+        assert self._recovery is not None
+        self._recovery.forget(event.shard)
+        return self._shard_lost(event)
+
+    def _shard_returned_early(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
+        """What it has come back with is asked for like that of the others."""
+        assert self._recovery is not None
+        self._recovery.forget(event.shard)
+        return self._recovery.ask()
+
+    def _books(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
+        assert self._recovery is not None
+        assert isinstance(event.message, Books)
+        self._recovery.heard(event.shard, event.message)
+        return self._go_on_if_recovered(event.now)
+
+    def _tick_recovering(self, event: Tick) -> tuple[CoordinatorEffect, ...]:
+        assert self._recovery is not None
+        return self._recovery.ask() + self._go_on_if_recovered(event.now)
+
+    def _go_on_if_recovered(self, now: float) -> tuple[CoordinatorEffect, ...]:
+        """Once all have spoken: make the books, and take up what was put off."""
+        recovery = self._recovery
+        assert recovery is not None
+        if not recovery.is_over(now):
+            return ()
+        effects = [*self._shards_found(recovery, now), *self._make_books(recovery, now)]
+        if self._handed_out:
+            self._start(now)
+        else:  # the one before was lost at its start
+            self.phase, self._began = Phase.STARTING, now
+            self._awaited = {*recovery.inheritance.expected, *self.members}
+        for replica, report in reports_of(recovery.resumes()):
+            if (member := self.members.get(replica)) is not None:
+                effects.extend(self._finished(member, report, now))
+        for event in recovery.put_off:
+            effects.extend(getattr(self, self.TABLE[self.phase, key_of(event)])(event))
+        return (*effects, *self._go_on(now))
+
+    def _shards_found(self, recovery: Recovery, now: float) -> Iterator[CoordinatorEffect]:
+        for shard in range(self.num_shards):
+            had, lost = recovery.had(shard), recovery.lost_since_told(shard)
+            incarnation = recovery.incarnation(shard)
+            self._shards.returned(shard, incarnation, recovery.everywhere if had is None else had)
+            if lost is not None:
+                role = f"shard{shard}"
+                yield Report(event=Recovered(time_s=now, role=role, incarnation=incarnation, lost=lost))
+
+    def _make_books(self, recovery: Recovery, now: float) -> Iterator[CoordinatorEffect]:
+        """Go through all that was handed out: what is done, what is held, and what must be done again."""
+        held: dict[Block, tuple[Member, int]] = {}
+        for replica, resume in recovery.resumes():
+            if (member := self.members.get(replica)) is not None:
+                for block, attempt in resume.leases:
+                    held.setdefault(block, (member, attempt))
+        left = recovery.num_handed_out(self._begun_with)
+        while left > 0 and self._next_fresh is not None:
+            block = self._take_fresh()
+            left -= recovery.num_known(block)
+            yield from self._take_over(block, recovery, now)
+            if block in held:
+                self._hold_lease(block, *held[block])
+
+    def _take_over(self, block: Block, recovery: Recovery, now: float) -> tuple[CoordinatorEffect, ...]:
+        """Put one block into the books, as shards and launcher know it."""
+        was_told, is_refused = recovery.was_told(block), recovery.refused.cover(block) is not Cover.DISJOINT
+        if (why := recovery.inheritance.refused.get(block)) is not None:
+            self.refused[block] = why
+        is_settled = recovery.everywhere.cover(block) is Cover.CONTAINED
+        is_done = is_settled and (not is_refused or block in self.refused)
+        if is_done or was_told or block in self.refused:
+            self._warm_left = max(0, self._warm_left - 1)
+        if is_done:
+            self.settled.add(block)
+            if not (was_told or block in self.refused):
+                self._untold.add(block)
+            return ()
+        self._attempts[block] = 1
+        self._gate.taken_over(block)
+        if was_told:
+            self._reopened.add(block)
+        if is_refused or block in self.refused:
+            return self._settle(block, now)
+        self._take_back(block, "the coordinator was lost")
+        return ()
+
+    def _hold_lease(self, block: Block, member: Member, attempt: int) -> None:
+        """A member says that it holds a block: it does, unless another was given it since."""
+        if block in self._leased or block in self._settling:
+            return
+        if self.settled.cover(block) is Cover.DISJOINT:
+            if block not in self._returned:
+                return
+            del self._returned[block]
+            self._why_again.pop(block, None)
+            self._attempts[block] = max(self._attempts[block], attempt)
+        member.leases[block] = attempt
+        self._leased.add(block)
+
+    def _resumed(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
+        """A replica speaks that was not waited for any longer."""
+        member, resume = self._member(event), event.message
+        assert isinstance(resume, Resume)
+        if member is None or member.has_resumed:
+            return ()
+        member.has_resumed, member.heard = True, event.now
+        effects: list[CoordinatorEffect] = []
+        for block, attempt in resume.leases:
+            self._reach(block)
+            self._hold_lease(block, member, attempt)
+        for report in resume.done:
+            self._reach(report.block)
+            effects.extend(self._finished(member, report, event.now))
+        return (*effects, *self._go_on(event.now))
+
+    def _reach(self, block: Block) -> None:
+        """Take all blocks up to this one as handed out."""
+        while self._next_fresh is not None and (self._next_fresh <= block):
+            fresh = self._take_fresh()
+            self._attempts[fresh] = 0
+            self._returned[fresh] = None
+
+    def _tell_found(self) -> tuple[CoordinatorEffect, ...]:
+        """What is done, and cannot be reported any more since nobody holds it."""
+        found = sorted(self._untold - self._leased) if self._untold else ()
+        self._untold.difference_update(found)
+        return (Found(blocks=tuple(found)),) if found else ()
+
     # Checkpoints ----------------------------------------------------------------------------------------
 
     def _checkpoint(self, event: Checkpoint) -> tuple[CoordinatorEffect, ...]:
@@ -783,7 +994,7 @@ class CoordinatorMachine(Machine):
         if self.members or self.phase is not Phase.LEAVING:
             return ()
         self.phase = Phase.ENDED
-        return (Ended(why=self.why),)
+        return (*self._tell_found(), Ended(why=self.why))
 
     def _ignore(self, event: Any) -> tuple[CoordinatorEffect, ...]:
         return ()

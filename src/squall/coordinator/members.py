@@ -13,7 +13,8 @@ class Patience:
 
     A replica's lease is overdue after `factor` times the median of its own recent blocks, but not before
     `least_s`; until it has finished one, after `first_s`. So a replica ten times slower is not overdue. A checkpoint that
-    cannot be had within `hold_s` is called off and tried again.
+    cannot be had within `hold_s` is called off and tried again. A coordinator that follows one that was lost waits
+    `recover_s` for replicas to say what they hold.
     """
 
     start_s: float = 60.0
@@ -22,6 +23,7 @@ class Patience:
     least_s: float = 5.0
     factor: float = 10.0
     hold_s: float = 2.0
+    recover_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class Member:
         replies: what was answered to them.
         parked: its requests that wait for an answer, each behind the turn in which it came.
         durations: seconds that its recent blocks took.
+        has_resumed: it has told this coordinator, which follows another, what it holds.
         strikes: blocks that were not finite from it and finite from someone else.
     """
 
@@ -50,6 +53,7 @@ class Member:
     strikes: int = 0
     good_in_a_row: int = 0
     is_overdue: bool = False
+    has_resumed: bool = False
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from squall.coordinator.events import (
     Cut,
     Diverging,
     Ended,
+    Found,
     FromReplica,
     FromShard,
     Joined,
@@ -26,7 +27,7 @@ from squall.coordinator.events import (
     ToReplica,
     ToShard,
 )
-from squall.coordinator.machine import CoordinatorMachine
+from squall.coordinator.machine import CoordinatorMachine, Phase
 from squall.errors import RemoteProtocolError
 from squall.machines import drive
 from squall.observe import events
@@ -41,6 +42,7 @@ from squall.wire.control import (
     DivergedRun,
     EndedRun,
     Finish,
+    FoundClosed,
     Happened,
     Ready,
     StopRun,
@@ -49,7 +51,7 @@ from squall.wire.control import (
 )
 from squall.wire.joining import JoinCoordinator
 from squall.wire.listener import Door, Guest, Listener
-from squall.wire.messages import Ask, Goodbye, Held, Refused, Released, Returned
+from squall.wire.messages import Ask, Books, Goodbye, Held, Refused, Released, Resume, Returned
 from squall.wire.messages import Diverged as DivergedAt
 from squall.wire.traffic import TrafficMeter
 
@@ -57,6 +59,7 @@ TICK_S = 0.25
 TOLD_EVERY_S = 0.05
 MOST_TOLD = 500
 WAITS_TOLD_AFTER_S = 5.0
+EXIT_FOLLOWED = 5
 
 
 def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
@@ -65,7 +68,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     Args:
         settings: "began" (monotonic), "num_replicas", "num_shards", "max_staleness"; "tcp", if the others come that
             way: a mapping with "token", and "address", its own.
-        load: "plan", "settled" and "rhythm".
+        load: "plan", "settled", "rhythm", and "inheritance", if it follows one that was lost.
         launcher: the connection to it.
         fds: with "tcp", sockets that listen.
     """
@@ -74,6 +77,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     if tcp is not None:
         listener = Listener.from_fds(fds, tcp["address"])
         door = Door(listener, tcp["token"], (JoinCoordinator,), traffic.refused)
+    inheritance = load["inheritance"]
     machine = CoordinatorMachine(
         plan=load["plan"],
         num_replicas=settings["num_replicas"],
@@ -81,8 +85,10 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         settled=load["settled"],
         max_staleness=settings["max_staleness"],
         rhythm=load["rhythm"],
+        inheritance=inheritance,
     )
-    CoordinatorServer(machine, launcher, settings["began"], door, traffic).run()
+    epoch = 0 if inheritance is None else inheritance.epoch
+    CoordinatorServer(machine, launcher, settings["began"], door, traffic, epoch=epoch).run()
 
 
 class CoordinatorServer:
@@ -95,7 +101,10 @@ class CoordinatorServer:
         began: float,
         door: Door | None,
         traffic: TrafficMeter,
+        *,
+        epoch: int = 0,
     ) -> None:
+        self._epoch = epoch
         self._machine = machine
         self._door = door
         self._traffic = traffic
@@ -160,7 +169,7 @@ class CoordinatorServer:
         why = PROCESS_GONE
         try:
             for message, _ in connection.arrived():
-                if not isinstance(message, Ask | Goodbye):
+                if not isinstance(message, Ask | Goodbye | Resume):
                     raise RemoteProtocolError(reason=f"a replica sent a {type(message).__name__}")
                 self._handle(
                     FromReplica(now=self._now(), replica=replica, incarnation=incarnation, message=message)
@@ -181,7 +190,7 @@ class CoordinatorServer:
         is_ended = False
         try:
             for message, _ in connection.arrived():
-                if isinstance(message, Refused | DivergedAt | Returned | Held | Released):
+                if isinstance(message, Refused | DivergedAt | Returned | Held | Released | Books):
                     self._handle(FromShard(now=self._now(), shard=shard, message=message))
             is_ended = connection.is_ended
         except RemoteProtocolError as error:
@@ -195,6 +204,9 @@ class CoordinatorServer:
     def _let_in(self, guest: Guest) -> None:
         """Take a role that has come over TCP."""
         told: JoinCoordinator = guest.introduction
+        if told.epoch > self._epoch:
+            print(f"was followed by a coordinator of epoch {told.epoch}, and ends", flush=True)
+            raise SystemExit(EXIT_FOLLOWED)  # who called tries again, and reaches the other one
         place = told.role, told.number
         if told.incarnation < self._next.get(place, 0) or not self._belongs(told):
             guest.turn_away(
@@ -230,6 +242,8 @@ class CoordinatorServer:
         self._shards[shard] = connection
         self._shard_of[connection.fileno()] = (shard, connection)
         self._epoll.register(connection.fileno(), select.EPOLLIN)
+        if self._machine.phase is Phase.RECOVERING:
+            self._handle(Tick(now=self._now()))  # which asks whoever has not been asked
 
     def _obey(self, message: Any, fds: tuple[int, ...]) -> None:
         match message:
@@ -268,6 +282,9 @@ class CoordinatorServer:
                         staleness=report.staleness,
                     )
                 )
+            case Found(blocks=blocks):
+                self._tell_closings()
+                self._launcher.send(FoundClosed(time_s=self._now(), blocks=blocks))
             case Cut(request=request, name=name, settled=settled):
                 self._launcher.send(CutReached(request=request, name=name, settled=settled))
             case Report(event=event):

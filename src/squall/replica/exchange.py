@@ -427,7 +427,12 @@ def connect_coordinator(settings: Mapping[str, Any], fd: int | None) -> Connecti
     if (told := settings.get("tcp")) is None:
         assert fd is not None
         return Connection.from_fd(fd, "coordinator")
-    me = JoinCoordinator(role="replica", number=settings["replica"], incarnation=settings["incarnation"])
+    me = JoinCoordinator(
+        role="replica",
+        number=settings["replica"],
+        incarnation=settings["incarnation"],
+        epoch=settings.get("epoch", 0),
+    )
     return call_coordinator(settings["name"], me, told)
 
 
@@ -443,7 +448,7 @@ def wait_for_reply(exchange: Exchange) -> Reply:
 
 
 class Absences:
-    """Shards that are gone and are waited for: for how long is told every few seconds, and not for ever.
+    """Shards, or the coordinator, that are gone and are waited for: for how long is told every few seconds, and not for ever.
 
     Args:
         name: who waits.

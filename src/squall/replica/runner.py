@@ -1,5 +1,6 @@
 """The process of one worker: sockets and a model around a `ReplicaSession`."""
 
+import contextlib
 import os
 import select
 import signal
@@ -33,6 +34,7 @@ from squall.replica.session import (
     Phase,
     Quit,
     Reconnected,
+    Redirected,
     ReplicaSession,
     SessionEffect,
     SessionEvent,
@@ -43,9 +45,9 @@ from squall.replica.session import (
     ToShard,
 )
 from squall.wire.connection import Connection
-from squall.wire.control import Ready, ShardBack
+from squall.wire.control import CoordinatorBack, Ready, ShardBack, Unheard
 from squall.wire.memory import SharedArena
-from squall.wire.messages import Ask, Goodbye, Lease, Recall
+from squall.wire.messages import Ask, Goodbye, Lease, Recall, Resume
 
 HELD_BACK_S = 0.01
 """Half of what a replica likes to have leased: it has work until the answer comes."""
@@ -107,7 +109,7 @@ class Outbox:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._messages: list[Ask | Goodbye] = []
+        self._messages: list[Ask | Goodbye | Resume] = []
         self._due = 0.0
 
     @property
@@ -115,7 +117,12 @@ class Outbox:
         """How long to wait for others at most; None if nothing is to be sent [milliseconds]."""
         return int(HELD_BACK_S * 1000) if self._messages else None
 
-    def put(self, message: Ask | Goodbye) -> None:
+    def redirect(self, connection: Connection) -> None:
+        """Talk to another coordinator; what waits was for the one before."""
+        self._connection = connection
+        self._messages.clear()
+
+    def put(self, message: Ask | Goodbye | Resume) -> None:
         self._messages.append(message)
 
     def send_if_due(self, now: float) -> None:
@@ -124,8 +131,9 @@ class Outbox:
             self._due = now + HELD_BACK_S
 
     def send(self) -> None:
-        for message in self._messages:
-            self._connection.send(message)
+        with contextlib.suppress(ConnectionError):  # its end is read in its turn
+            for message in self._messages:
+                self._connection.send(message)
         self._messages.clear()
 
 
@@ -174,6 +182,7 @@ class ReplicaRunner:
             self._buffer_space.memory(SharedArena.attach(fd, self._buffer_space.arena_bytes, writable=False))
             for fd in fds[1:stop]
         ]
+        self._settings = settings
         self._model = task.model
         loop: DownpourLoop = load["loop"]
         ends = iter(fds[stop:])
@@ -206,9 +215,10 @@ class ReplicaRunner:
         self._absences = Absences(self.name)
         for fd in (*self._by_fd, self._coordinator.fileno(), launcher.fileno()):
             self._poll.register(fd, select.POLLIN)
-        # Of the coordinator alone: a look at nothing costs less than a read of nothing.
+        # Between two minibatches: a look at nothing costs less than a read of nothing.
         self._calls = select.poll()
-        self._calls.register(self._coordinator.fileno(), select.POLLIN)
+        for fd in (self._coordinator.fileno(), launcher.fileno()):
+            self._calls.register(fd, select.POLLIN)
         # A poll goes on after a signal; what it wakes is this descriptor.
         self._woken, waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(waking)
@@ -261,27 +271,50 @@ class ReplicaRunner:
             self._absences.gone(exchange.name, time.monotonic())
 
     def _hear_launcher(self) -> None:
-        """A shard that was killed has come back."""
+        """A shard that was killed has come back, or another coordinator is there."""
         received = self._launcher.receive()
         if received is None:
             raise LostError(reason=f"{self.name} lost its launcher")
-        if not isinstance(received[0], ShardBack):
-            return
-        line = (0, received[0].shard)
+        match received:
+            case ShardBack(shard=shard), fds:
+                self._shard_back(shard, fds[0])
+            case CoordinatorBack(epoch=epoch), fds:
+                self._follow(epoch, next(iter(fds), None))
+            case Unheard(), _:
+                raise LostError(reason=f"{self.name} lost its connection to {self._coordinator.name}")
+
+    def _shard_back(self, shard: int, fd: int) -> None:
+        line = (0, shard)
         exchange = self._shards[line]
         assert isinstance(exchange, SharedExchange)
         if self._by_fd.pop(exchange.fileno(), None) is not None:
             self._poll.unregister(exchange.fileno())
-        exchange.come_back(received[1][0])
+        exchange.come_back(fd)
         self._by_fd[exchange.fileno()] = [line]
         self._poll.register(exchange.fileno(), select.POLLIN)
         self._absences.back(exchange.name)
-        self._events.append(Reconnected(shard=received[0].shard))
+        self._events.append(Reconnected(shard=shard))
+
+    def _follow(self, epoch: int, fd: int | None) -> None:
+        """Hear another coordinator from now on, and no more of the one before."""
+        if not self._coordinator.is_ended:
+            self._part_with_coordinator()
+        self._coordinator.close()
+        self._coordinator = connect_coordinator(self._settings | {"epoch": epoch}, fd)
+        for poll in (self._poll, self._calls):
+            poll.register(self._coordinator.fileno(), select.POLLIN)
+        self._outbox.redirect(self._coordinator)
+        self._absences.back(self._coordinator.name)
+        self._events.append(Redirected())
+
+    def _part_with_coordinator(self) -> None:
+        for poll in (self._poll, self._calls):
+            poll.unregister(self._coordinator.fileno())
 
     def _carry_out(self, effect: SessionEffect) -> None:
         match effect:
             case Compute():
-                self._hear_coordinator()
+                self._hear_calls()
                 began = time.monotonic()
                 computed = self._compute.compute(effect)
                 seconds = time.monotonic() - began
@@ -312,13 +345,24 @@ class ReplicaRunner:
         if memories and self._lead is not None:
             self._lead.join(dict(self._model.named_buffers()))
 
-    def _hear_coordinator(self) -> None:
+    def _hear_calls(self) -> None:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""
-        while self._calls.poll(0):
-            for message, _ in self._coordinator.arrived():
-                self._hear(message)
-            if self._coordinator.is_ended:
-                raise LostError(reason=f"{self.name} lost its connection to {self._coordinator.name}")
+        while calls := self._calls.poll(0):
+            for fd, _ in calls:
+                if fd == self._launcher.fileno():
+                    self._hear_launcher()
+                elif fd == self._coordinator.fileno():
+                    self._hear_coordinator()
+
+    def _hear_coordinator(self) -> None:
+        """Take what it says; once it is gone, wait for the launcher to tell of another."""
+        if self._coordinator.is_ended:
+            return
+        for message, _ in self._coordinator.arrived():
+            self._hear(message)
+        if self._coordinator.is_ended:
+            self._part_with_coordinator()
+            self._absences.gone(self._coordinator.name, time.monotonic())
 
     def _hear(self, message: Any) -> None:
         """A message of the coordinator: for the session, and a lease for whoever loads ahead, too."""

@@ -7,10 +7,12 @@ answer to a request that is not open is late and is dropped.
 """
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
+from squall.blocks import Block
 from squall.machines import Machine
 from squall.nouns import Noun
 from squall.replica.downpour import (
@@ -30,6 +32,7 @@ from squall.wire.messages import (
     Ask,
     Fetch,
     Fetched,
+    Finished,
     Goodbye,
     Lease,
     Leave,
@@ -37,8 +40,12 @@ from squall.wire.messages import (
     Push,
     Pushed,
     Recall,
+    Resume,
     SliceState,
 )
+
+REMEMBERED_REPORTS = 64
+"""Reports that a coordinator which is lost may not have passed on."""
 
 
 class ShardSlices(Noun, frozen=True, kw_only=True):
@@ -76,11 +83,15 @@ class Reconnected(Noun, frozen=True, kw_only=True):
     shard: int
 
 
+class Redirected(Noun, frozen=True, kw_only=True):
+    """The coordinator was lost, and another is there: it is told what this one holds, and asked again."""
+
+
 class Tick(Noun, frozen=True, kw_only=True):
     """Time has passed: send again what has not been answered since the last tick."""
 
 
-SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Reconnected | Tick
+SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Reconnected | Redirected | Tick
 
 
 # Effects (and `Compute`, which is the loop's) -----------------------------------------------------------
@@ -97,7 +108,7 @@ class ToShard(Noun, frozen=True, kw_only=True):
 class ToCoordinator(Noun, frozen=True, kw_only=True):
     """Send a message to the coordinator."""
 
-    message: Ask | Goodbye
+    message: Ask | Goodbye | Resume
 
 
 class Swap(Noun, frozen=True, kw_only=True):
@@ -137,6 +148,7 @@ class ReplicaSession(Machine):
         (Phase.READY, Started): "_start",
         (Phase.READY, Recall): "_recall_idle",
         (Phase.READY, Reconnected): "_reconnected",
+        (Phase.READY, Redirected): "_redirected",
         (Phase.READY, Tick): "_tick",
         (Phase.COMPUTING, Computed): "_computed",
         (Phase.COMPUTING, Fetched): "_exchanged",
@@ -145,6 +157,7 @@ class ReplicaSession(Machine):
         (Phase.COMPUTING, Leave): "_answered",
         (Phase.COMPUTING, Recall): "_recall",
         (Phase.COMPUTING, Reconnected): "_reconnected",
+        (Phase.COMPUTING, Redirected): "_redirected",
         (Phase.COMPUTING, Tick): "_tick",
         (Phase.EXCHANGING, Fetched): "_exchanged",
         (Phase.EXCHANGING, Pushed): "_exchanged",
@@ -152,6 +165,7 @@ class ReplicaSession(Machine):
         (Phase.EXCHANGING, Leave): "_answered",
         (Phase.EXCHANGING, Recall): "_recall",
         (Phase.EXCHANGING, Reconnected): "_reconnected",
+        (Phase.EXCHANGING, Redirected): "_redirected",
         (Phase.EXCHANGING, Tick): "_tick",
         (Phase.AWAITING, Fetched): "_exchanged",
         (Phase.AWAITING, Pushed): "_exchanged",
@@ -159,6 +173,7 @@ class ReplicaSession(Machine):
         (Phase.AWAITING, Leave): "_answered",
         (Phase.AWAITING, Recall): "_recall_idle",
         (Phase.AWAITING, Reconnected): "_reconnected",
+        (Phase.AWAITING, Redirected): "_redirected",
         (Phase.AWAITING, Tick): "_tick",
         (Phase.LEFT, Started): "_late",
         (Phase.LEFT, Fetched): "_late",
@@ -167,6 +182,7 @@ class ReplicaSession(Machine):
         (Phase.LEFT, Leave): "_late",
         (Phase.LEFT, Recall): "_late",
         (Phase.LEFT, Reconnected): "_late",
+        (Phase.LEFT, Redirected): "_late",
         (Phase.LEFT, Tick): "_late",
     }
 
@@ -185,6 +201,8 @@ class ReplicaSession(Machine):
         self._lives: dict[int, int] = {}  # by shard: the incarnation that answered
         self._open_asks: dict[int, Ask] = {}  # by number
         self._answers: dict[int, Lease | Leave] = {}  # that the loop has not taken yet
+        self._held: dict[Block, int] = {}  # leased and not reported, with the attempt
+        self._reported: deque[Finished] = deque(maxlen=REMEMBERED_REPORTS)  # and answered
         self._awaited: int | None = None
         self._recalled: str | None = None
 
@@ -216,6 +234,8 @@ class ReplicaSession(Machine):
                 case NextBlock(finished=finished):
                     ask = Ask(request=self._number(), finished=finished)
                     self._open_asks[ask.request] = ask
+                    if finished is not None:
+                        self._held.pop(finished.block, None)
                     effects.append(ToCoordinator(message=ask))
                     answer: Any = ask.request
                 case Await(ticket=ticket) if ticket in self._answers:
@@ -300,8 +320,12 @@ class ReplicaSession(Machine):
     def _answered(self, event: FromCoordinator) -> tuple[SessionEffect, ...]:
         message = event.message
         assert isinstance(message, Lease | Leave)
-        if self._open_asks.pop(message.request, None) is None:
+        if (ask := self._open_asks.pop(message.request, None)) is None:
             return self._late(event)
+        if ask.finished is not None:
+            self._reported.append(ask.finished)
+        if isinstance(message, Lease):
+            self._held[message.block] = message.attempt
         if message.request != self._awaited:
             self._answers[message.request] = message
             return ()
@@ -329,6 +353,11 @@ class ReplicaSession(Machine):
     def _reconnected(self, event: Reconnected) -> tuple[SessionEffect, ...]:
         """Whether it had been applied, the shard knows by the block."""
         return tuple(request for request in self._requests_open() if request.shard == event.shard)
+
+    def _redirected(self, event: Redirected) -> tuple[SessionEffect, ...]:
+        resume = Resume(leases=tuple(self._held.items()), done=tuple(self._reported))
+        asks = (ToCoordinator(message=ask) for ask in self._open_asks.values())
+        return (ToCoordinator(message=resume), *asks)
 
     def _tick(self, event: Tick) -> tuple[SessionEffect, ...]:
         asks = (ToCoordinator(message=ask) for ask in self._open_asks.values())

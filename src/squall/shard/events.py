@@ -6,11 +6,13 @@ from squall.blocks import Block
 from squall.nouns import Noun
 from squall.shard.books import SliceBook
 from squall.wire.messages import (
+    Books,
     Diverged,
     Fetch,
     Fetched,
     Held,
     Hold,
+    Inquire,
     Outcome,
     Push,
     Pushed,
@@ -68,7 +70,7 @@ class FromWorker(Noun, frozen=True, kw_only=True):
 class FromCoordinator(Noun, frozen=True, kw_only=True):
     """The coordinator's request arrived."""
 
-    message: Refuse | Hold | Release
+    message: Refuse | Hold | Release | Inquire
 
 
 class ComeBack(Noun, frozen=True, kw_only=True):
@@ -132,7 +134,7 @@ class Answer(Noun, frozen=True, kw_only=True):
 class Tell(Noun, frozen=True, kw_only=True):
     """Send a message to the coordinator."""
 
-    message: Refused | Diverged | Returned | Held | Released
+    message: Refused | Diverged | Returned | Held | Released | Books
 
 
 class Record(Noun, frozen=True, kw_only=True):

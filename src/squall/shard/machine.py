@@ -38,11 +38,13 @@ from squall.shard.events import (
 )
 from squall.slices import Cover
 from squall.wire.messages import (
+    Books,
     Diverged,
     Fetch,
     Fetched,
     Held,
     Hold,
+    Inquire,
     Outcome,
     Push,
     Pushed,
@@ -95,6 +97,7 @@ class ShardMachine(Machine):
         (Phase.SERVING, Refuse): "_refuse",
         (Phase.SERVING, Hold): "_hold_back",
         (Phase.SERVING, Release): "_release",
+        (Phase.SERVING, Inquire): "_inquired",
         (Phase.SERVING, ComeBack): "_come_back",
         (Phase.SERVING, Save): "_save",
         (Phase.SERVING, Close): "_close",
@@ -105,6 +108,7 @@ class ShardMachine(Machine):
         (Phase.APPLYING, Refuse): "_wait",
         (Phase.APPLYING, Hold): "_hold_back",
         (Phase.APPLYING, Release): "_wait",
+        (Phase.APPLYING, Inquire): "_wait",
         (Phase.APPLYING, Save): "_wait",
         (Phase.APPLYING, Close): "_wait",
         (Phase.APPLYING, Applied): "_applied",
@@ -116,6 +120,7 @@ class ShardMachine(Machine):
         (Phase.DIVERGED, Refuse): "_refuse",
         (Phase.DIVERGED, Hold): "_ignore",
         (Phase.DIVERGED, Release): "_release",
+        (Phase.DIVERGED, Inquire): "_inquired",
         (Phase.DIVERGED, Close): "_close",
         (Phase.CLOSED, Detach): "_detach",
         (Phase.CLOSED, Fetch): "_ignore",
@@ -123,6 +128,7 @@ class ShardMachine(Machine):
         (Phase.CLOSED, Refuse): "_ignore",
         (Phase.CLOSED, Hold): "_ignore",
         (Phase.CLOSED, Release): "_ignore",
+        (Phase.CLOSED, Inquire): "_ignore",
     }
 
     def __init__(self, *, shard: int, incarnation: int, books: tuple[SliceBook, ...]) -> None:
@@ -139,6 +145,8 @@ class ShardMachine(Machine):
         self._admitted = BlockSet()  # blocks that are taken all the same
         self._held_back: list[FromWorker] = []  # pushes that wait for its end
         self._released = 0  # number of the newest hold that is over
+        self._epoch = 0  # of the newest coordinator that was heard
+        self._diverged: Diverged | None = None
 
     def check_invariants(self) -> None:
         assert (self.phase is Phase.APPLYING) == (self._pending is not None)
@@ -318,8 +326,12 @@ class ShardMachine(Machine):
         assert self._pending is not None
         done, self._pending = self._pending, None
         self.phase = Phase.DIVERGED
-        told = Tell(message=Diverged(block=done.push.block, tensor=event.tensor))
-        return (told, *self._settle(done.sender, done.push, applied=()), *self._end_hold())
+        self._diverged = Diverged(block=done.push.block, tensor=event.tensor)
+        return (
+            Tell(message=self._diverged),
+            *self._settle(done.sender, done.push, applied=()),
+            *self._end_hold(),
+        )
 
     def _go_on(self) -> tuple[ShardEffect, ...]:
         """Take up the requests that waited, until the next update runs."""
@@ -335,6 +347,31 @@ class ShardMachine(Machine):
         sets = [book.settled for book in self.books.values()]
         everywhere = reduce(BlockSet.common, sets).blocks() if sets else None
         return (Tell(message=Returned(incarnation=self.incarnation, everywhere=everywhere)),)
+
+    def _inquired(self, event: FromCoordinator) -> tuple[ShardEffect, ...]:
+        """Tell a coordinator that follows one that was lost what is here; the holds of that one are over."""
+        inquiry = event.message
+        assert isinstance(inquiry, Inquire)
+        if inquiry.epoch < self._epoch:
+            return self._ignore(event)
+        is_known, self._epoch = inquiry.epoch == self._epoch, inquiry.epoch
+        sets = [book.settled for book in self.books.values()]
+        books = Books(
+            epoch=self._epoch,
+            incarnation=self.incarnation,
+            anywhere=_union(sets),
+            everywhere=reduce(BlockSet.common, sets).blocks() if sets else None,
+            refused=_union(book.refused for book in self.books.values()),
+        )
+        told = (
+            (Tell(message=books),)
+            if self._diverged is None
+            else (Tell(message=books), Tell(message=self._diverged))
+        )
+        if is_known:
+            return told
+        self._released = 0
+        return (*told, *self._end_hold())
 
     # The coordinator and the launcher -----------------------------------------------------------------
 
@@ -372,9 +409,8 @@ class ShardMachine(Machine):
         if self._hold is None or self.phase is not Phase.SERVING:
             return ()
         sets = [book.settled for book in self.books.values()] or [self._admitted]
-        anywhere = BlockSet.union(block for settled in sets for block in settled.blocks())
         everywhere = reduce(BlockSet.common, sets)
-        held = Held(request=self._hold, anywhere=anywhere.blocks(), everywhere=everywhere.blocks())
+        held = Held(request=self._hold, anywhere=_union(sets), everywhere=everywhere.blocks())
         return (Tell(message=held),)
 
     def _release(self, event: FromCoordinator) -> tuple[ShardEffect, ...]:
@@ -404,6 +440,10 @@ class ShardMachine(Machine):
     def _close(self, event: Close) -> tuple[ShardEffect, ...]:
         self.phase = Phase.CLOSED
         return ()
+
+
+def _union(sets: Iterable[BlockSet]) -> tuple[Block, ...]:
+    return BlockSet.union(block for held in sets for block in held.blocks()).blocks()
 
 
 def _row_of_refusal(book: SliceBook, block: Block) -> Record:

@@ -4,6 +4,7 @@ Walk of a push: its message arrives on the worker's socket, the machine decides,
 where the worker left it and writes the new values through, a row goes to the ledger, the answer goes back.
 """
 
+import contextlib
 import select
 import time
 from collections.abc import Iterable
@@ -46,10 +47,10 @@ from squall.shard.store import SliceWriter, copied, shard_file
 from squall.shard.tcp_lines import TcpLines
 from squall.shard.tensors import PushRecorder, ShardTensors
 from squall.wire.connection import Connection
-from squall.wire.control import AttachWorker, Durability, Finish, Ready, Saved, SaveSlices
+from squall.wire.control import AttachWorker, CoordinatorBack, Durability, Finish, Ready, Saved, SaveSlices
 from squall.wire.joining import JoinBulk, JoinCoordinator, JoinShard
 from squall.wire.listener import Door, Listener
-from squall.wire.messages import Hold, Refuse, Release
+from squall.wire.messages import Hold, Inquire, Refuse, Release
 from squall.wire.tcp import call_coordinator
 from squall.wire.traffic import TrafficMeter
 
@@ -60,7 +61,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
     """Serve one shard until the launcher says to finish.
 
     Args:
-        settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record"; "durability", if its
+        settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record"; "epoch", of the coordinator, 0 if it is not there; "durability", if its
             state is to survive it (see `squall.shard.keeper`), and "is_back", if it is to come back with that; "tcp",
             if workers come that way: a mapping with "token", "addresses" of roles, and "address", its own.
         load: "layout", "rule", "states" and "books" of this shard, as the run began.
@@ -98,8 +99,10 @@ class ShardServer:
         self._tensors = ShardTensors(states=states, rule=rule, recorder=self._recorder)
         self._machine = ShardMachine(shard=self._shard, incarnation=self._incarnation, books=books)
         self._launcher = launcher
+        self._tcp: dict[str, Any] | None = settings.get("tcp")
+        self._epoch: int = settings.get("epoch", 0)
         self._traffic = TrafficMeter(f"shard{self._shard}")
-        self._coordinator, self._lines = self._connect(settings.get("tcp"), fds)
+        self._coordinator, self._lines = self._connect(self._tcp, fds)
         self._writer = SliceWriter()
         self._epoll = select.epoll()
         self._is_finished = False
@@ -139,7 +142,6 @@ class ShardServer:
         if tcp is None:
             specs = self._layout.slices_of(self._shard)
             return Connection.from_fd(fds[0], "coordinator"), SharedLines(specs, self._tensors, self._traffic)
-        me = JoinCoordinator(role="shard", number=self._shard, incarnation=self._incarnation)
         lines = TcpLines(
             shard=self._shard,
             layout=self._layout,
@@ -152,7 +154,13 @@ class ShardServer:
             ),
             traffic=self._traffic,
         )
-        return call_coordinator(f"shard{self._shard}", me, tcp), lines
+        return self._call_coordinator(tcp), lines
+
+    def _call_coordinator(self, tcp: dict[str, Any]) -> Connection:
+        me = JoinCoordinator(
+            role="shard", number=self._shard, incarnation=self._incarnation, epoch=self._epoch
+        )
+        return call_coordinator(f"shard{self._shard}", me, tcp)
 
     def run(self) -> None:
         for end in (self._launcher, self._coordinator, self._lines, self._writer):
@@ -188,7 +196,7 @@ class ShardServer:
             self._serve(self._lines.events())
         elif fd == self._coordinator.fileno():
             for message, _ in self._coordinator.arrived():
-                if isinstance(message, Refuse | Hold | Release):
+                if isinstance(message, Refuse | Hold | Release | Inquire):
                     self._handle(FromCoordinator(message=message))
             if self._coordinator.is_ended:
                 self._epoll.unregister(fd)
@@ -219,11 +227,26 @@ class ShardServer:
             case AttachWorker():
                 assert isinstance(self._lines, SharedLines)
                 self._handle(self._lines.attach(message, fds))
+            case CoordinatorBack(epoch=epoch):
+                self._follow(epoch, fds)
             case SaveSlices(name=name):
                 self._handle(Save(name=name))
             case Finish():
                 self._handle(Close())
                 self._is_finished = True
+
+    def _follow(self, epoch: int, fds: tuple[int, ...]) -> None:
+        """Hear another coordinator from now on, and no more of the one before."""
+        if not self._coordinator.is_ended:
+            self._epoll.unregister(self._coordinator.fileno())
+        self._traffic.ended(self._coordinator)
+        self._coordinator.close()
+        self._epoch = epoch
+        if self._tcp is None:
+            self._coordinator = Connection.from_fd(fds[0], "coordinator")
+        else:
+            self._coordinator = self._call_coordinator(self._tcp)
+        self._epoll.register(self._coordinator.fileno(), select.EPOLLIN)
 
     # What the machine wants -----------------------------------------------------------------------------
 
@@ -252,7 +275,8 @@ class ShardServer:
                 self._lines.write_out(effect)
             case Tell(message=message):
                 self._answer_all()
-                self._coordinator.send(message)
+                with contextlib.suppress(ConnectionError):  # another one will ask
+                    self._coordinator.send(message)
             case Store(name=name, books=books):
                 self._store(name, books)
         return None

@@ -88,6 +88,15 @@ class CheckpointKeeper:
         if pending is not None and pending.buffers is not None and shard not in pending.saved:
             self._pending = None
 
+    def give_up(self) -> None:
+        """The coordinator was lost: if the cut was reached, nobody knows who was told to store it; else it can be had."""
+        if self._pending is not None and self._pending.buffers is not None:
+            self._pending = None
+
+    def begun_anew(self) -> str | None:
+        """The name of the checkpoint that is begun and has no cut yet, for another coordinator; None if there is none."""
+        return None if self._pending is None or self._pending.buffers is not None else self._pending.name
+
     @property
     def missing(self) -> set[str]:
         """Shards that have not written their slices of the newest checkpoint."""

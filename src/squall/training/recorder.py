@@ -112,6 +112,11 @@ class Recorder:
             staleness=[staleness],  # type: ignore[list-item]
         )
 
+    def found(self, now: float, *, block: Block) -> None:
+        """A block is done on every slice, and nobody is left who could tell how it went."""
+        self.epoch = max(self.epoch, block.epoch)
+        self.meter.add(now, minibatches=block.num_minibatches, examples=0, loss_sum=None)
+
     def happened(self, event: Event) -> None:
         """Something that is told once."""
         match event:

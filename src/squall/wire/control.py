@@ -15,11 +15,15 @@
       TakeCheckpoint ------------------------>
                    <--------------------------  CutReached
       BuffersCopied ------------------------->
-                   <--------------------------  Closings, Happened, Waiting, DivergedRun, EndedRun
+                   <--------------------------  Closings, FoundClosed, Happened, Waiting, DivergedRun, EndedRun
       Finish       -------------------------->
 
     launcher                                   replica, evaluator
       ShardBack    -------------------------->            with its connection
+
+    launcher                                   replica, shard
+      CoordinatorBack ----------------------->            with its connection
+      Unheard      -------------------------->            replica alone
 
     launcher                                   evaluator
       EvaluateNow  -------------------------->
@@ -108,6 +112,19 @@ class ShardBack(Noun, frozen=True, kw_only=True, tag=122):
     shard: int
 
 
+class CoordinatorBack(Noun, frozen=True, kw_only=True, tag=123):
+    """Launcher -> replica, shard: the coordinator was lost, and this one follows it; nobody else is to be heard.
+
+    Descriptor: the connection to it. Over TCP there is none: call it where it always was.
+    """
+
+    epoch: int
+
+
+class Unheard(Noun, frozen=True, kw_only=True, tag=125):
+    """Launcher -> replica: your line to the coordinator broke, it lives, and goes on without you: leave."""
+
+
 class AttachReplica(Noun, frozen=True, kw_only=True, tag=108):
     """Launcher -> coordinator: a replica was started. Descriptor: its connection."""
 
@@ -162,6 +179,13 @@ class Closings(Noun, frozen=True, kw_only=True, tag=111):
     """Coordinator -> launcher: blocks that were closed since the last time."""
 
     blocks: tuple[ClosedBlock, ...]
+
+
+class FoundClosed(Noun, frozen=True, kw_only=True, tag=124):
+    """Coordinator -> launcher: every slice has these blocks, and who computed them has told nobody that is left."""
+
+    time_s: float
+    blocks: tuple[Block, ...]
 
 
 class Happened(Noun, frozen=True, kw_only=True, tag=112):
@@ -231,11 +255,14 @@ Control: TypeAlias = (
     | Saved
     | Durability
     | ShardBack
+    | CoordinatorBack
+    | Unheard
     | Finish
     | AttachReplica
     | AttachShard
     | StopRun
     | Closings
+    | FoundClosed
     | Happened
     | Waiting
     | DivergedRun

@@ -54,11 +54,13 @@ class JoinCoordinator(Noun, frozen=True, kw_only=True, tag=53):
 
     Attributes:
         role: "replica" or "shard".
+        epoch: the least that the coordinator may have; one that has less was followed by another, and ends.
     """
 
     role: str
     number: int
     incarnation: int
+    epoch: int = 0
 
 
 class Welcome(Noun, frozen=True, kw_only=True, tag=54):

@@ -25,6 +25,15 @@ Read it as a conversation::
       Release      -------------------------->            all hold the same: store that, and go on
                    <--------------------------  Released
 
+After the coordinator was lost, another of a higher epoch begins with::
+
+    coordinator                                shard
+      Inquire      -------------------------->            what do you have?
+                   <--------------------------  Books
+
+    replica                                    coordinator
+      Resume       -------------------------->            what I hold, and have done; then each open Ask again
+
 A message is frozen and knows nothing of sockets; `squall.wire.codec` turns it into bytes. The tag of its class
 stands for it there: part of the protocol, never given to another. Every
 request carries a number that rises with each new request of its sender (per incarnation); a resend repeats
@@ -241,8 +250,48 @@ class Released(Noun, frozen=True, kw_only=True, tag=16):
     request: int
 
 
-ToShard: TypeAlias = Fetch | Push | Refuse | Hold | Release
-FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged | Returned | Held | Released
-ToCoordinator: TypeAlias = Ask | Goodbye | Refused | Diverged | Returned | Held | Released
+class Inquire(Noun, frozen=True, kw_only=True, tag=18):
+    """Coordinator -> shard: I follow one that was lost. Any hold of its is over; tell me what your slices have.
+
+    Attributes:
+        epoch: which start of the coordinator I am; the first is 0 and asks nothing.
+    """
+
+    epoch: int
+
+
+class Books(Noun, frozen=True, kw_only=True, tag=19):
+    """Shard -> coordinator: what my slices have settled.
+
+    Attributes:
+        epoch: of the coordinator that asked.
+        incarnation: of the shard.
+        anywhere: ranges of positions that some slice of this shard has settled.
+        everywhere: those that every slice of it has; None: it has no slices.
+        refused: ranges that some slice has settled as refused.
+    """
+
+    epoch: int
+    incarnation: int
+    anywhere: tuple[Block, ...]
+    everywhere: tuple[Block, ...] | None
+    refused: tuple[Block, ...]
+
+
+class Resume(Noun, frozen=True, kw_only=True, tag=20):
+    """Replica -> coordinator, its first word to one that follows one that was lost.
+
+    Attributes:
+        leases: (block, attempt) of each that it holds, in the order granted.
+        done: its latest reports that were answered, in order; those that were not come with their `Ask`.
+    """
+
+    leases: tuple[tuple[Block, int], ...]
+    done: tuple[Finished, ...]
+
+
+ToShard: TypeAlias = Fetch | Push | Refuse | Hold | Release | Inquire
+FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged | Returned | Held | Released | Books
+ToCoordinator: TypeAlias = Ask | Goodbye | Resume | Refused | Diverged | Returned | Held | Released | Books
 ToReplica: TypeAlias = Fetched | Pushed | Lease | Leave | Recall
 Message: TypeAlias = ToShard | FromShard | ToCoordinator | ToReplica
