@@ -7,8 +7,9 @@ Faults planted here by hand, each seen to fail a test: see the end of this text.
 
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,18 @@ from squall.training.fit import Handle
 from tests.conftest import beside
 from tests.processes.helpers import is_alive, job, kill, processes, wait_until
 from tests.processes.test_moments import assert_each_minibatch_once
-from tests.processes.test_shards import assert_exact, has_done, integer_job, kill_shard, seen_until
+from tests.processes.test_shards import assert_exact, has_done, integer_job, kill_shard
 
 pytestmark = pytest.mark.processes
 QUICK = squall.Restarts(most=100, first_s=0.0, factor=1.0)
+
+
+def seen_until(handle: Handle, done: Any) -> Iterator[Event]:
+    for event in handle.events():
+        yield event
+        if done(event):
+            return
+    raise AssertionError(f"ended before: {handle.result(5)}")
 
 
 def follow(path: Path) -> None:

@@ -40,6 +40,7 @@ class Started:
         kept: where the coordinator listens; where shards do, and the memory that workers share with them, if they may
             come back.
         exchanges: by shard, each worker's ends of that.
+        epoch: of the coordinator.
     """
 
     execution: Execution
@@ -50,6 +51,7 @@ class Started:
     settings: dict[str, Any] = field(default_factory=dict)
     kept: list[SharedArena | Listener] = field(default_factory=list)
     exchanges: dict[int, dict[str, tuple[AttachWorker, SharedArena]]] = field(default_factory=dict)
+    epoch: int = 0
 
     @property
     def durability(self) -> float | str | None:
@@ -163,13 +165,9 @@ class _Starting:
 
     def listen(self) -> None:
         if self._tcp is not None:
-            for name in (
-                "coordinator",
-                *(f"shard{shard}" for shard in range(self._prepared.layout.num_shards)),
-            ):
-                self._keep(self._tcp.listen(name))
-
-    epoch: int = 0  # of the coordinator
+            self._started.kept.append(self._tcp.listen("coordinator"))
+            for shard in range(self._prepared.layout.num_shards):
+                self._keep(self._tcp.listen(f"shard{shard}"))
 
     def _keep(self, made: SharedArena | Listener) -> None:
         """Have it closed when all roles have their own; with shards that may come back, at the end of the run."""
