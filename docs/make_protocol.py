@@ -18,7 +18,7 @@ from squall.machines import Machine, key_of
 from squall.nouns import Noun
 from squall.replica.session import ReplicaSession
 from squall.shard.machine import ShardMachine
-from squall.wire import joining, messages
+from squall.wire import crew, joining, messages
 from squall.wire.codec import code_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -45,6 +45,7 @@ def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION, "## Messages\n", conversation(messages), *described(messages.Message)]
     parts += ["## Joining over TCP\n", conversation(joining), *described(joining.Joining)]
+    parts += ["## Within a replica of several workers\n", conversation(crew), *described(crew.Crew)]
     led = seen()
     parts += ["## State tables\n", *(machine(kind, led) for kind in MACHINES)]
     return "\n".join(parts).rstrip() + "\n"

@@ -18,7 +18,7 @@ GROUND = {"errors", "faults", "nouns", "slices", "blocks", "machines", "observe"
 _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
-_TRAINING_MAY = _ROLES_MAY | {"shard", "replica", "coordinator"}
+_TRAINING_MAY = _ROLES_MAY | {"partition", "shard", "replica", "coordinator"}
 _CLUSTER_MAY = _TRAINING_MAY | {"training", "loop"}
 # `squall plan` makes and draws a plan.
 _CLI_MAY = _CLUSTER_MAY | {"cluster", "partition"}
@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules": GROUND | {"model"},
     "data": GROUND | {"model"},
     "shard": _ROLES_MAY,
-    "replica": _ROLES_MAY,
+    # A worker computes one partition of a model.
+    "replica": _ROLES_MAY | {"partition"},
     "coordinator": _ROLES_MAY,
     # A user's own training loop is a replica that somebody else drives.
     "loop": _ROLES_MAY | {"replica"},

@@ -22,7 +22,18 @@ from squall.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = {"train", "resume", "recipes", "evaluate", "export", "ledger", "doctor", "bench", "version"}
+COMMANDS = {
+    "train",
+    "resume",
+    "recipes",
+    "evaluate",
+    "export",
+    "ledger",
+    "plan",
+    "doctor",
+    "bench",
+    "version",
+}
 
 
 def blocks(language: str) -> list[str]:

@@ -34,6 +34,13 @@ MUST: dict[str, dict[str, float | None]] = {
         "two replicas, n = 10 / plain loop": 1.8,
     },
     "speech-one": {"one replica / plain loop": 0.9, "one replica, overlap / plain loop": 0.95},
+    "cut": {
+        "two by maps / one worker": 1.65,
+        "two by tiles / one worker": 1.65,
+        "two in line / one worker": 1.4,
+        "one partition / plain loop": 0.97,
+        "two by maps / plain loop": None,
+    },
     "speech-two": {
         "two replicas / plain loop": None,
         "ceiling / plain loop": None,

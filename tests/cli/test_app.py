@@ -60,6 +60,9 @@ def by_pattern():
     rules = {"bias": squall.Adam(learning_rate=0.1), "*": squall.Momentum(learning_rate=0.01, momentum=0.8)}
     return _job(strategy=squall.Downpour(rule=squall.Rules(rules)), record=True)
 
+def in_virtual_time():
+    return _job(cluster=squall.Simulated(), epochs=9)
+
 def untested():
     return _job(test=None)
 
@@ -200,6 +203,17 @@ WRONG = {
     "an export of nothing": (["export", "{recipe}.d", "m.safetensors"], "no such directory"),
     "an export to a pickle": (["export", "{recipe}.d", "m.pt"], ".safetensors"),
 }
+
+
+def test_chaos_is_suffered_and_a_run_without_replicas_is_exit_code_3(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ran = squall_("train", f"{recipe}:in_virtual_time", "--chaos", "kill:replica@step=3", "--out", str(out))
+    assert (ran.code, ran.err.splitlines()[-1]) == (3, "squall: no replica is left: every one was killed")
+    assert json.loads((out / "job.json").read_text())["chaos"] == "kill:replica@step=3"
+
+    ran = squall_("train", f"{recipe}:in_virtual_time", "--chaos", "kill:replica@stop=3")
+    assert ran.code == 2
+    assert "the fault 'kill:replica@stop=3', character 14: expected t=, step= or p=" in ran.err
 
 
 @pytest.mark.parametrize(("arguments", "names"), WRONG.values(), ids=WRONG.keys())

@@ -29,7 +29,7 @@ def told_by_command(path: Path) -> tuple[dict[str, Any], str]:
 
 def test_a_simulated_run_with_a_death_is_told_to_the_end(tmp_path: Path) -> None:
     cluster = squall.Simulated(seed=1, faults="kill:replica1,restart=2@step=5")
-    run = squall.fit(job(cluster, epochs=3, out=tmp_path / "run"))
+    run = squall.fit(job(cluster, threads=1, epochs=3, out=tmp_path / "run"))
     told, text = told_by_command(tmp_path / "run")
 
     assert (told["state"], told["cause"], told["minibatches"]) == ("done", None, 120)
@@ -48,7 +48,9 @@ def test_a_run_whose_replicas_are_all_killed_is_told_with_its_cause_and_what_is_
 ) -> None:
     cluster, out = beside(local, restarts=None), tmp_path / "run"
     with pytest.raises(squall.NoReplicaError) as caught:
-        squall.fit(job(cluster, epochs=100, chaos="kill:replica0@step=20; kill:replica1@step=30", out=out))
+        squall.fit(
+            job(cluster, threads=1, epochs=100, chaos="kill:replica0@step=20; kill:replica1@step=30", out=out)
+        )
     told, text = told_by_command(out)
 
     assert told["state"] == "failed"
@@ -65,7 +67,9 @@ def test_a_run_whose_replicas_are_all_killed_is_told_with_its_cause_and_what_is_
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_counts(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    squall.fit(job(squall.InProcess(), epochs=3, checkpoint_every=1.0, keep_checkpoints=3, out=out))
+    squall.fit(
+        job(squall.InProcess(), threads=1, epochs=3, checkpoint_every=1.0, keep_checkpoints=3, out=out)
+    )
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
     file = out / "checkpoints" / names[-1] / "shard0.safetensors"
     content = bytearray(file.read_bytes())
@@ -83,7 +87,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_counts(tmp_path: Pa
 
 def test_a_run_that_was_cut_off_and_one_that_goes_on_are_told_apart(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    squall.fit(job(squall.InProcess(), epochs=1, out=out))
+    squall.fit(job(squall.InProcess(), threads=1, epochs=1, out=out))
     metrics = out / "metrics.jsonl"
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
     row = {"role": "coordinator", "name": "coordinator", "pid": os.getpid()}

@@ -2,7 +2,7 @@
 
 Faults planted here by hand, each seen to fail a test: a chance drawn once for several minibatches · one fault of a kind
 striking only its first role · a pause that a kill does not end · a step struck again · the run's steps taken for a
-replica's own · a pause of a kind ended for one role only · the end leaving a role standing still.
+replica's own · a shorter pause that ends a longer one · the end leaving a role standing still.
 """
 
 import random
@@ -54,6 +54,18 @@ def test_a_pause_ends_after_its_seconds_and_two_that_overlap_end_with_the_later(
         4.0: [("shard1", "go on")],
         4.5: [("shard0", "go on")],
     }
+
+
+def test_a_shorter_pause_within_a_longer_one_does_not_end_it() -> None:
+    chaos = Chaos(parse("pause:shard0,9s@t=1; pause:shard0,1s@t=2"), ROLES, never)
+    times = [1.0, 2.0, 3.0, 9.9, 10.0]
+    assert [told(chaos.due(now, {})) for now in times] == [
+        [("shard0", "stop")],
+        [("shard0", "stop")],
+        [],
+        [],
+        [("shard0", "go on")],
+    ]
 
 
 def test_a_kill_ends_a_pause() -> None:

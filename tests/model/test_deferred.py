@@ -1,8 +1,8 @@
 """A model without memory: what is made of it is what its constructor would have made.
 
 Faults planted in `squall.model.deferred` by hand, each seen to fail a test: a random op without a seed of its own · its seed
-without the parameter's name · ops that write through a view left out · an op on what was written before done after it ·
-values that are given forgotten · the caller's generator not put back · a clone of what is asked for handed out twice.
+without the parameter's name · what an op read not made first · values that are given forgotten · the caller's generator
+not put back.
 Found here, not planted: torch's own initialisers do nothing on the meta device (`orthogonal_`).
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from squall.errors import ModelError
-from squall.model.deferred import Deferred, _real, defer
+from squall.model.deferred import Deferred, _laid_out, _real, defer
 from squall.model.randomness import random_state_kept, seed_everything
 from tests.models import EXAMPLES
 
@@ -113,6 +113,14 @@ def test_applied_written_copied_and_given_values_are_made_as_they_were_meant() -
     assert made.value("small").dtype == torch.bfloat16
     made.value("scale").zero_()
     assert made.value("scale").tolist() == [1, 2, 3]
+
+
+def test_a_result_is_kept_in_the_layout_that_views_of_it_will_be_taken_in() -> None:
+    like, result = torch.empty(2, 3, device="meta"), torch.arange(6.0).reshape(3, 2).t()
+    found = _laid_out(result, like)
+    assert found.stride() == like.stride()
+    assert torch.equal(found, result)
+    assert _laid_out(found, like) is found
 
 
 def test_no_parameter_of_the_deferred_model_has_memory() -> None:

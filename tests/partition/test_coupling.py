@@ -25,8 +25,12 @@ class Odd(nn.Module):
             out = out @ out.t() @ out
         if self.kind == "cumulated":
             out = out.cumsum(0)
-        if self.kind == "noisy":
+        if self.kind == "dropped":
             out = functional.dropout(out, 0.5)
+        if self.kind == "dropped in pairs":
+            out = functional.dropout(out.reshape(-1), 0.5).view(-1, 3)
+        if self.kind == "noisy":
+            out = out + torch.rand_like(out)
         weight = torch.ones(3) if self.kind == "weighted" else None
         reduction = "sum" if self.kind == "summed" else "mean"
         return functional.cross_entropy(out, target, weight, reduction=reduction)
@@ -51,6 +55,8 @@ def test_batch_normalisation_couples_examples_and_moves_buffers() -> None:
         ("centred", "mean"),
         ("similar", "matmul"),
         ("cumulated", "no rule"),
+        ("dropped", ""),
+        ("dropped in pairs", "one mask"),
         ("noisy", "one mask"),
         ("weighted", "no plain mean"),
         ("summed", "no plain mean"),

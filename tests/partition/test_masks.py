@@ -39,6 +39,20 @@ def test_the_words_are_those_of_the_published_generator(monkeypatch: pytest.Monk
     assert list(itertools.islice(splitmix(1234567), 5)) == KNOWN
 
 
+def test_parts_of_a_minibatch_have_its_mask_whichever_axis_counts_examples() -> None:
+    rng = random.Random(2)
+    for shape in [(12,), (6, 5), (4, 6, 3), (2, 6, 2, 3)]:
+        for axis, size in enumerate(shape):
+            for parts in (each for each in (2, 3) if size % each == 0):
+                whole = keep_mask(Region.whole(shape), 0.6, Draw(seed=2), 3).chunk(parts, axis)
+                for part, expected in enumerate(whole):
+                    draw = Draw(seed=2, part=part, parts=parts)
+                    small = tuple(expected.shape)
+                    for region in random_cut(small, 3, rng):
+                        mine = keep_mask(region, 0.6, draw, 3, axis)
+                        assert torch.equal(mine, take(Piece(Region.whole(small), expected), region))
+
+
 def test_a_mask_does_not_depend_on_the_cut() -> None:
     rng = random.Random(1)
     for shape in [(), (7,), (4, 6), (2, 3, 4)]:

@@ -1,8 +1,8 @@
 """A plan by names: kept, loaded, checked, and the same cut in every graph that has the model in it.
 
-Faults planted by hand, each seen to fail a test: stages not kept · prefixes by the end of any name · a shape not compared ·
-names of the second op of a module mixed up · parameters of another partition count accepted · what surrounds the model
-put on partition 0.
+Faults planted by hand, each seen to fail a test: stages not kept · a shape not compared · names of the second op of a
+module mixed up · shares of another number of partitions accepted · names compared in one direction only · results of ops
+placed anew · the version not looked at.
 """
 
 import copy

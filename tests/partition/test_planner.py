@@ -101,6 +101,20 @@ def test_the_same_seed_gives_the_same_random_plan() -> None:
     assert planner.random(graph, 3, 1) != planner.random(graph, 3, 2)
 
 
+def test_what_follows_a_layer_stays_with_it() -> None:
+    graph = case("mlp")[0].graph
+    costs = [2.0 if "relu" in node.target or at == 0 else 0.1 for at, node in enumerate(graph.nodes)]
+    plan = planner.mixed(graph, [1, 1], costs=costs)
+    owners = {
+        node.target.split(".")[1]: [p for p, share in enumerate(plan.holdings[index]) if share is not None]
+        for node in reversed(graph.nodes)
+        for index in node.outputs
+        if index is not None
+    }
+    assert owners["linear"] == owners["relu"] == [0]
+    assert owners["log_softmax"] == [1]
+
+
 def test_a_team_needs_a_partition() -> None:
     with pytest.raises(ConfigError, match="at least one partition in each team"):
         planner.mixed(case("mlp")[0].graph, [2, 0])

@@ -69,6 +69,15 @@ def test_layers_are_placed_by_hand_by_name_pattern_and_weight() -> None:
     assert all(where == [1 if name.startswith("body.1.") else 0] for name, where in owners.items())
 
 
+def test_a_pattern_is_a_whole_name_and_not_the_beginning_of_one() -> None:
+    model = nn.Sequential()
+    for name in ("fc", "fc2"):
+        model.add_module(name, nn.Linear(32, 32))
+    made = plan(model, X, how={"fc": 0, "fc2": 1})
+    assert sizes(made, "fc.weight") == [32, 0]
+    assert sizes(made, "fc2.weight") == [0, 32]
+
+
 @pytest.mark.parametrize("way", ["vertical", "by hand"])
 def test_shares_follow_the_speeds_of_machines(way: str) -> None:
     machines = [squall.Machine(host="fast", speed=3.0), squall.Machine(host="slow", speed=1.0)]
@@ -124,17 +133,30 @@ def test_a_request_that_contradicts_itself_is_refused(request_: dict[str, Any], 
         plan(net(), X, **request_)
 
 
+def test_a_plan_says_why_a_minibatch_cannot_be_computed_in_parts() -> None:
+    model, (args, _) = EXAMPLES["resnet"].model(), EXAMPLES["resnet"].inputs(4)
+    made = plan(model, args, partitions=2, how="horizontal")
+    assert made.predicted is not None
+    assert made.predicted.microbatches == 1
+    assert any("batch_norm" in reason and "couples examples" in reason for reason in made.couplings)
+    with pytest.raises(ConfigError, match=r"plan\(microbatches=\): expected 1.*couples examples"):
+        plan(model, args, partitions=2, how="horizontal", microbatches=2)
+    args, _ = EXAMPLES["dataclass"].inputs(4)
+    several = plan(EXAMPLES["dataclass"].model(), args, partitions=2, how="horizontal", microbatches=2)
+    assert several.couplings == ()
+
+
 def test_a_model_that_does_not_run_is_called_by_its_own_name() -> None:
     with pytest.raises(ModelError, match="model Sequential: expected a forward that runs"):
         plan(net(), torch.zeros(8, 31), partitions=2)
 
 
 def test_the_module_its_mode_and_the_generators_are_left_alone() -> None:
-    model = EXAMPLES["resnet"].model().eval()
+    model, (args, _) = EXAMPLES["resnet"].model().eval(), EXAMPLES["resnet"].inputs(4)
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(4)
     state = torch.get_rng_state()
-    plan(model, EXAMPLES["resnet"].inputs(4)[0], partitions=2, how="vertical")
+    plan(model, args, partitions=2, how="vertical")
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module.training for module in model.modules())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -208,8 +230,16 @@ def test_a_row_of_the_picture_is_a_layer_with_what_follows_it_in_the_same_place(
     ]
 
 
+def test_a_layer_without_parameters_to_which_something_crosses_has_a_row_of_its_own() -> None:
+    made = plan(net(), X, how={"0": 0, "2": [0, 1], "*": 1})
+    assert made.drawn is not None
+    names = [row.name for row in made.drawn.rows]
+    assert "3" in names
+    assert all(row.edges for row in made.drawn.rows if row.name in ("1", "3"))
+
+
 def test_bytes_in_the_picture_add_up_to_those_that_are_predicted(tmp_path: Path) -> None:
-    for name in ("lenet", "resnet"):
+    for name in ("lenet", "decoder"):
         model, (args, _) = EXAMPLES[name].model(), EXAMPLES[name].inputs(4)
         made = plan(model, args, partitions=3, how="vertical")
         assert made.drawn is not None

@@ -1,7 +1,8 @@
 """What a step is said to take: against sums worked out by hand, and bytes against the messages of the engine.
 
-Faults planted by hand, each seen to fail a test: gradients' bytes on the link of the values · a line that sends two messages at
-once · latency left out · contention also between hosts · speeds as divisors of messages · memory of one microbatch only.
+Faults planted by hand, each seen to fail a test: gradients' bytes on the link of the values · a line that sends two
+messages at once · latency left out · contention also between hosts · speeds ignored · memory of one microbatch only · of no
+gradients · parameters sent for each microbatch.
 """
 
 from collections import Counter

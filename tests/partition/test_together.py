@@ -7,6 +7,8 @@ for dropout · a gradient awaited from whoever reads an empty region (all wait f
 flight · buffers that do not move. A gradient awaited behind `detach` was a fault found here, not planted.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -14,8 +16,10 @@ from squall.errors import ConfigError
 from squall.partition import planner
 from squall.partition.agenda import BackwardFirst, FillDrain
 from squall.partition.compiler import program_of
+from squall.partition.engine import Message, Worker
 from squall.partition.masks import Draw
 from squall.partition.plan import Plan
+from squall.partition.program import FED
 from squall.partition.together import Together
 from tests.partition.whole import case, largest_difference, loss_of
 
@@ -80,6 +84,19 @@ def test_twenty_steps_under_random_plans_are_those_of_the_model(name: str, seed:
         assert largest_difference(name, plan_of(name, cut, seed), steps=20, seed=seed) < 1e-8
 
 
+ALL_CUTS = [
+    *(f"{way} {count}" for way in ("vertical", "horizontal") for count in (1, 2, 3, 4)),
+    *("mixed 1 1", "mixed 2 1", "mixed 1 2", "mixed 2 2", "mixed 1 3", "mixed 1 2 1"),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cut", ALL_CUTS)
+@pytest.mark.parametrize("name", [*MODELS, "recurrent"])
+def test_twenty_steps_under_every_made_plan_are_those_of_the_model(name: str, cut: str) -> None:
+    assert largest_difference(name, plan_of(name, cut), steps=20) < 1e-8
+
+
 def test_one_partition_computes_what_the_model_computes_to_the_bit_in_one_piece() -> None:
     for name in MODELS:
         plan = plan_of(name, "horizontal 1")
@@ -112,6 +129,37 @@ def test_microbatches_add_up_to_the_minibatch(cut: str, policy: FillDrain | Back
         together.step(minibatch, microbatches=microbatches, policy=policy)
         for key, gradient in together.gradients().items():
             torch.testing.assert_close(gradient, whole[key], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_no_partition_is_sent_more_microbatches_than_the_limit_whoever_is_slow(limit: int) -> None:
+    """A sender's place is free again when the gradient is back, so nobody can be flooded: that is the credit."""
+    captured, model, minibatch = case("lenet")
+    most = 0
+    for seed in range(8):
+        together = Together(captured, model, plan_of("lenet", "horizontal 3"), seed=seed)
+
+        def watched(worker: Worker, receive: Callable[[Message], None]) -> Callable[[Message], None]:
+            def taken(message: Message) -> None:
+                nonlocal most
+                receive(message)
+                most = max(most, sum(_holds_of_others(worker, micro) for micro in range(4)))
+
+            return taken
+
+        for worker in together.workers:
+            worker.receive = watched(worker, worker.receive)  # type: ignore[method-assign]
+        together.step(minibatch, microbatches=4, policy=BackwardFirst(limit))
+    assert most == limit
+
+
+def _holds_of_others(worker: Worker, micro: int) -> bool:
+    """Whether a worker has anything of a microbatch that another partition sent."""
+    return any(
+        tensor is not None and held.sender not in (FED, worker.partition)
+        for value, slots in worker._micros[micro].slots.items()
+        for held, tensor in zip(worker.part.holds[value], slots, strict=True)
+    )
 
 
 def test_parameters_travel_once_for_all_microbatches() -> None:
@@ -151,6 +199,28 @@ def test_random_masks_do_not_depend_on_the_cut() -> None:
     for at, same in enumerate(found):
         torch.testing.assert_close(same, found[at % 2], rtol=0, atol=1e-10)
     assert float((found[1][0] - found[0][0]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["decoder", "alexnet"])
+@pytest.mark.parametrize("cut", ["horizontal 2", "vertical 3", "random 3"])
+def test_microbatches_have_the_masks_of_the_minibatch(name: str, cut: str) -> None:
+    captured, model, minibatch = case(name, dropout=0.5)
+    way, count = cut.split()
+    plan = (
+        planner.random(captured.graph, 3, 1)
+        if way == "random"
+        else getattr(planner, way)(captured.graph, int(count))
+    )
+    together = Together(captured, model, plan)
+    draw = Draw(seed=1, position=3)
+    together.step(minibatch, draw=draw)
+    whole, (_, out) = together.gradients(), together.outputs()
+    for microbatches, policy in ((2, FillDrain()), (4, BackwardFirst(2))):
+        together.step(minibatch, microbatches=microbatches, policy=policy, draw=draw)
+        parts = torch.cat([together.outputs(micro)[1] for micro in range(microbatches)])
+        torch.testing.assert_close(parts, out, rtol=0, atol=1e-12)
+        for key, gradient in together.gradients().items():
+            torch.testing.assert_close(gradient, whole[key], rtol=0, atol=1e-12)
 
 
 def test_a_forward_pass_alone_gives_the_outputs_and_sends_nothing_down() -> None:

@@ -1,12 +1,13 @@
 """Chaos on real processes: what a job is asked to suffer strikes, is told, and costs no block.
 
-Faults planted here by hand, each seen to fail a test: a pause that nobody ends · a kill told and not sent · `restart=` of a
-fault not heard of · another seed than the run's · chaos that goes on while the run is being saved.
+Faults planted here by hand, each seen to fail a test: a kill told and not sent · `restart=` of a fault not heard of · chance
+drawn from something else than the run's seed.
 """
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import squall
@@ -74,3 +75,34 @@ def test_chaos_that_a_cluster_cannot_have_is_refused_before_anything_starts(
         squall.fit(job(squall.InProcess(), chaos="kill:replica0"))
     with pytest.raises(squall.ConfigError, match="the fault 'kill:replica0@when=1', character 15"):
         job(local, chaos="kill:replica0@when=1")
+
+
+def test_messages_that_are_lost_over_tcp_are_asked_for_again_and_cost_no_block(
+    local: Local, tmp_path: Path
+) -> None:
+    """The connection breaks with the message: a push is repeated, and a replica whose line to the coordinator is gone
+    comes back."""
+    cluster = beside(local, transport="tcp", restarts=squall.Restarts(most=100, first_s=0.0))
+    chaos = "drop:push=0.02; drop:push.reply=0.03; drop:fetch.reply=0.1; drop:ask=0.01; drop:ask.reply=0.01"
+    run, seen = suffered(cluster, chaos, tmp_path / "run", epochs=12)
+
+    assert run.metrics["why"] == "epochs"
+    assert_every_block_once(run, 12, slices=2)
+    assert run.metrics["blocks_repeated"] >= 1  # pushes whose answer was lost
+    assert any(isinstance(event, Joined) and event.incarnation for event in seen)
+
+
+def test_delays_and_cuts_over_tcp_hold_up_what_they_say(local: Local, tmp_path: Path) -> None:
+    cluster = beside(local, transport="tcp")
+    chaos = "delay=25ms+-5ms; cut:replica0|shard,1s@t=2.5"
+    run, _ = suffered(cluster, chaos, tmp_path / "run", replicas=2, time_s=4.2, epochs=1000)
+
+    rows = run.ledger()
+    rows = rows[(rows["outcome"] == "applied") & (rows["slice"] == 0)]
+    times = {replica: rows[rows["replica"] == replica]["time_s"] for replica in (0, 1)}
+    # A push is there and back in 40 ms at least, and what left before the cut has arrived 30 ms after it at last.
+    assert all((np.diff(of_one) > 0.035).all() for of_one in times.values())
+    assert (times[0] < 2.5).any()
+    assert not ((times[0] > 2.54) & (times[0] < 3.49)).any()
+    assert ((times[1] > 2.54) & (times[1] < 3.49)).sum() >= 3
+    assert (times[0] > 3.5).any()

@@ -2,7 +2,8 @@
 
 Faults planted, each caught: the swap before all shards have answered · a fetch into the buffer in use · a late answer
 handed to the loop · nothing sent again at a tick · a recall that does not wait for the push · a recall that lets the
-next minibatch begin · a goodbye while a push is open · `Started` illegal after a recall that came first.
+next minibatch begin · a goodbye while a push is open · `Started` illegal after a recall that came first · lines told apart by their shard alone · an answer that is
+taken for that of another partition.
 """
 
 from typing import Any
@@ -125,6 +126,39 @@ def test_it_swaps_only_when_all_shards_have_answered_and_then_asks() -> None:
         ToCoordinator(message=Ask(request=2, finished=None)),
     )
     assert talk.session.phase is Phase.AWAITING
+
+
+def test_a_replica_of_two_workers_exchanges_by_the_lines_of_both_and_swaps_when_all_have_answered() -> None:
+    lines = (
+        ShardSlices(shard=0, slices=(0,)),
+        ShardSlices(shard=0, slices=(1,), partition=1),
+        ShardSlices(shard=1, slices=(2,), partition=1),
+    )
+    loop = DownpourLoop(n_fetch=1, n_push=1, has_local_steps=False, ahead=0)
+    session = ReplicaSession(loop=downpour(loop), shards=lines)
+
+    def fetched(line: ShardSlices) -> tuple[Any, ...]:
+        state = SliceState(slice=line.slices[0], version=0, minibatches=0)
+        reply = Fetched(request=1, incarnation=0, states=(state,))
+        return session.handle(FromShard(shard=line.shard, partition=line.partition, message=reply))
+
+    fetch = Fetch(request=1, into=0)
+    assert session.handle(Started()) == tuple(
+        ToShard(shard=line.shard, partition=line.partition, message=fetch) for line in lines
+    )
+    assert fetched(lines[1]) == fetched(lines[0]) == fetched(lines[0]) == ()  # the third is late
+    assert session.num_dropped == 1
+    assert session.handle(Tick()) == (ToShard(shard=1, partition=1, message=fetch),)
+    assert fetched(lines[2])[0] == Swap(buffer=0)
+
+    lease = Lease(request=2, block=Block(0, 0, 0, 1), attempt=1, refresh=False)
+    session.handle(FromCoordinator(message=lease))
+    pushes = session.handle(COMPUTED)
+    assert [(effect.partition, effect.shard, effect.message.based_on) for effect in pushes] == [
+        (0, 0, (0,)),
+        (1, 0, (0,)),
+        (1, 1, (0,)),
+    ]
 
 
 def test_a_block_is_computed_then_pushed_to_all_shards_then_reported() -> None:

@@ -18,6 +18,7 @@ NAMES = (
     "small",
     "speech-one",
     "speech-two",
+    "cut",
     "slow-replica",
     "durability",
     "traffic",

@@ -74,6 +74,7 @@ def lines_of(made: Plan) -> list[str]:
         "",
         f"predicted: {told.step_s * 1000:.3g} ms for {told.batch} examples{parts}",
         *table(("partition", "parameters", "memory", "computes"), rows),
+        *(f"one microbatch, since {reason}" for reason in made.couplings[:3]),
         *(["", *table(("link", "bytes a step"), links)] if links else []),
     ]
 

@@ -18,7 +18,10 @@ class Accounts:
         self._traffic = TrafficCount()
         self._slice_bytes = [spec.num_bytes for spec in layout.slices]
         shards = range(layout.num_shards)
-        self._shard_bytes = [sum(spec.num_bytes for spec in layout.slices_of(shard)) for shard in shards]
+        self._line_bytes: dict[tuple[int, int], int] = {}  # by shard and partition
+        for spec in layout.slices:
+            line = spec.shard, spec.partition
+            self._line_bytes[line] = self._line_bytes.get(line, 0) + spec.num_bytes
         folder = execution.directory.ledger
         self._ledgers = [LedgerWriter(folder / f"shard{shard}-{self._starts}.ledger") for shard in shards]
         self._fetching: set[tuple[str, str, int]] = set()  # pushes that ask for a fetch as well
@@ -50,15 +53,20 @@ class Accounts:
         if isinstance(message, Push):
             if message.into is not None:
                 self._fetching.add((sender, receiver, message.request))
-            return num_bytes + self._bytes_of_shard(receiver)
+            return num_bytes + self._bytes_of_line(receiver, sender)
         if isinstance(message, Fetched):
-            return num_bytes + self._bytes_of_shard(sender)
+            return num_bytes + self._bytes_of_line(sender, receiver)
         if isinstance(message, Pushed) and (receiver, sender, message.request) in self._fetching:
-            return num_bytes + self._bytes_of_shard(sender)
+            return num_bytes + self._bytes_of_line(sender, receiver)
         return num_bytes
 
-    def _bytes_of_shard(self, shard: str) -> int:
-        return self._shard_bytes[int(shard.removeprefix("shard"))]
+    def _bytes_of_line(self, shard: str, worker: str) -> int:
+        partition = int(worker.partition(".")[2] or 0)
+        return self._line_bytes.get((int(shard.removeprefix("shard")), partition), 0)
+
+    def moved(self, sender: Worker, receiver: Worker, num_bytes: int) -> None:
+        """Activations or gradients went from one worker of a replica to another."""
+        self._traffic.add(_name(sender), _name(receiver), num_bytes)
 
     def _bytes_of(self, slices: tuple[int, ...]) -> int:
         return sum(self._slice_bytes[number] for number in slices)

@@ -1,12 +1,15 @@
 """Real tensors, in ordinary memory, for every role of a `World`."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from squall.blocks import BlockSet
 from squall.cluster.accounts import Accounts
+from squall.partition.cut import Cut
+from squall.partition.engine import Message
 from squall.replica.compute import ReplicaCompute
 from squall.replica.downpour import Compute, Computed
+from squall.replica.part import CutReplica, PartCompute
 from squall.shard.events import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
 from squall.shard.store import shard_file, write_slices
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
@@ -23,8 +26,8 @@ class TensorArithmetic:
         directory = execution.directory
         self._shards: list[ShardTensors] = []
         self._recorders: list[PushRecorder] = []
-        self._computes: dict[Worker, ReplicaCompute] = {}
-        self._models: dict[int, torch.nn.Module] = {}
+        self._computes: dict[Worker, ReplicaCompute | CutReplica] = {}
+        self._models: dict[int, nn.Module] = {}
         self._left_buffers: dict[int, Tensor] = {}
         for shard in range(prepared.layout.num_shards):
             numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
@@ -53,31 +56,61 @@ class TensorArithmetic:
     # What a World asks for -----------------------------------------------------------------------------
 
     def attach(self, worker: Worker) -> None:
-        layout = self._prepared.layout
-        dtypes = [getattr(torch, spec.dtype) for spec in layout.slices]
-
-        def fresh() -> list[Tensor]:
-            return [
-                torch.zeros(spec.size, dtype=dtype) for spec, dtype in zip(layout.slices, dtypes, strict=True)
-            ]
-
-        gradients = [fresh() for _ in range(self._prepared.loop.num_gradients)]
-        buffers = (fresh(), fresh())
         model = self._prepared.replicate()
         left = torch.zeros(self._prepared.buffers.num_bytes, dtype=torch.uint8)
         self._prepared.buffers.join(model, list(self._left_buffers.values()), left)
-        name = _name(worker)
-        self._computes[worker] = ReplicaCompute(
-            name=name, task=self._prepared.task(model), gradients=gradients, buffers=buffers
-        )
         self._models[worker.replica] = model
         self._left_buffers[worker.replica] = left
+        cut = self._prepared.cut
+        self._computes[worker] = self._whole(worker, model) if cut is None else self._cut(worker, model, cut)
+
+    def _whole(self, worker: Worker, model: nn.Module) -> ReplicaCompute:
+        memory = self._memory_of(worker)
+        return ReplicaCompute(
+            name=_name(worker),
+            task=self._prepared.task(model),
+            gradients=[list(gradient.values()) for gradient in memory.gradients],
+            buffers=[list(buffer.values()) for buffer in memory.buffers],
+        )
+
+    def _cut(self, lead: Worker, model: nn.Module, cut: Cut) -> CutReplica:
+        """All workers of a cut replica; its model's buffers are theirs together."""
+        task = self._prepared.task(model)
+        parts = []
+        for partition in range(cut.partitions):
+            worker = lead.beside(partition)
+            memory = self._memory_of(worker)
+            part = PartCompute(
+                name=_name(worker),
+                task=task,
+                partition=partition,
+                gradients=memory.gradients,
+                buffers=memory.buffers,
+                left=dict(model.named_buffers()),
+            )
+            parts.append(part)
+
+        def count(message: Message) -> None:
+            self._accounts.moved(
+                lead.beside(message.sender), lead.beside(message.receiver), message.num_bytes
+            )
+
+        return CutReplica(task, parts, count)
+
+    def _memory_of(self, worker: Worker) -> WorkerMemory:
+        """Vectors for the slices of one worker's partition, which shards are told of."""
+        specs = [spec for spec in self._prepared.layout.slices if spec.partition == worker.partition]
+
+        def fresh() -> dict[int, Tensor]:
+            return {spec.slice: torch.zeros(spec.size, dtype=getattr(torch, spec.dtype)) for spec in specs}
+
         memory = WorkerMemory(
-            gradients=[dict(enumerate(gradient)) for gradient in gradients],
-            buffers=[dict(enumerate(buffer)) for buffer in buffers],
+            gradients=[fresh() for _ in range(self._prepared.loop.num_gradients)],
+            buffers=(fresh(), fresh()),
         )
         for shard in self._shards:
             shard.attach(worker, memory)
+        return memory
 
     def compute(self, worker: Worker, wish: Compute) -> Computed:
         computed = self._computes[worker].compute(wish)

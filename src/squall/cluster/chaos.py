@@ -141,6 +141,13 @@ def expect_kinds(faults: Sequence[Fault], where: str, *, is_tcp: bool) -> None:
                 got="a message that arrives twice, which TCP and shared memory rule out",
                 remedy="Have it in virtual time: squall.Simulated(faults=...).",
             )
+        if isinstance(fault, Drop) and fault.kind.startswith(("refuse", "hold", "release")):
+            raise ConfigError(
+                subject=f"the fault '{fault}' under {where}",
+                expected="a kind of message that replicas send or get",
+                got="one between coordinator and shard, whose line is not made anew when it breaks",
+                remedy="Have it in virtual time: squall.Simulated(faults=...).",
+            )
         if not isinstance(fault, Kill | Pause) and not is_tcp:
             what = "delayed" if isinstance(fault, Delay) else "lost" if isinstance(fault, Drop) else "held up"
             raise ConfigError(

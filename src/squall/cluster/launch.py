@@ -393,8 +393,8 @@ class Launch:
                 self._heard.fail(LostError(reason=told), is_fatal=True)
 
     def _start_again(self, role: RoleProcess, ended: Exit) -> None:
-        """If it died, and the run goes on."""
-        if self._is_stopping or not is_death(ended.returncode):
+        """If it died, and the run goes on. Without any of its workers a replica's lead ends, and all start with it."""
+        if self._is_stopping or not is_death(ended.returncode) or not role.name.endswith(".0"):
             return
         again = self._restarts.died(
             role.name,

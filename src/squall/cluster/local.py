@@ -90,6 +90,7 @@ class Local:
         """Carry out a run; see `squall.training.execution.Cluster`."""
         from squall.cluster.chaos import expect_kinds
         from squall.cluster.launch import Launch
+        from squall.cluster.weather import suffering
 
         expect_kinds(execution.prepared.job.faults, "squall.Local", is_tcp=self.transport == "tcp")
         if not self._is_busy.acquire(blocking=False):
@@ -100,16 +101,26 @@ class Local:
                 remedy="Give each its own squall.Local().",
             )
         try:
+            if execution.prepared.cut is not None and self._tcp_plan(None) is not None:
+                raise ConfigError(
+                    subject="Local, over TCP, of a model that is cut over partitions",
+                    expected='transport="shared", on a system with memfd_create',
+                    got=repr(self.transport),
+                    remedy="This version does not have both yet: use partitions=1, or shared memory.",
+                )
             self.warm_up()
             assert self._zygote is not None
             restarts = NEVER if self.restarts is None else self.restarts
-            return Launch(execution, self._zygote, self._tcp_plan(), restarts).run()
+            job, prepared = execution.prepared.job, execution.prepared
+            began = execution.clock.began + prepared.time_s
+            with suffering(job.faults, job.seed, began, self.relay) as relay:
+                return Launch(execution, self._zygote, self._tcp_plan(relay), restarts).run()
         finally:
             self._is_busy.release()
             if not self._is_kept:
                 self.close()
 
-    def _tcp_plan(self) -> TcpPlan | None:
+    def _tcp_plan(self, relay: Callable[[str, str, str], str] | None) -> TcpPlan | None:
         """How roles connect over TCP, with a token of this run's own; None where they share memory."""
         has_memfd = hasattr(os, "memfd_create")
         if self.transport == "shared" and not has_memfd:
@@ -121,7 +132,7 @@ class Local:
             )
         if self.transport != "tcp" and has_memfd:
             return None
-        return TcpPlan(bind=self.bind, advertise=self.advertise, relay=self.relay)
+        return TcpPlan(bind=self.bind, advertise=self.advertise, relay=relay)
 
     def abandon(self) -> None:
         """Kill the warm process at once, before it has started anything; for a program that is about to exit."""

@@ -15,7 +15,7 @@ from squall.cluster.protocol_only import ProtocolOnly
 from squall.cluster.world import NO_REPLICA, Pace, World
 from squall.coordinator.events import Closed, CoordinatorEffect, Cut, Diverging, Report
 from squall.coordinator.machine import CoordinatorMachine
-from squall.errors import DivergedError, LostError
+from squall.errors import DivergedError, NoReplicaError
 from squall.faults import Fault
 from squall.observe.events import Evaluated
 from squall.replica.downpour import downpour
@@ -88,7 +88,8 @@ class OneThread:
                 why = self._world.run(may_go_on=self._may_go_on)
             if self._diverging is not None:
                 raise _diverged(self._execution, self._diverging)
-            lost = LostError(reason="no replica is left: every one was killed") if why == NO_REPLICA else None
+            told = "no replica is left: every one was killed"
+            lost = NoReplicaError(reason=told) if why == NO_REPLICA else None
             settled = self._world.directs.settled
             checkpoint = "" if self._tensors is None else self._save(self._tensors, settled)
         finally:

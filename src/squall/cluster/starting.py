@@ -9,10 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from squall.cluster.crew import CrewMemory, edge_bytes
 from squall.cluster.payload import Payload, pack
 from squall.cluster.roster import Roster
 from squall.cluster.tcp import TcpAddresses, TcpPlan
 from squall.model.exchange import ExchangePlan
+from squall.shard.events import EVERY_PARTITION
 from squall.training.durability import mode_of
 from squall.training.execution import Execution
 from squall.training.prepare import Prepared, not_trained
@@ -128,9 +130,7 @@ class _Starting:
         self._tcp = started.tcp
         self._prepared = started.execution.prepared
         self._roster = started.roster
-        layout = self._prepared.layout
-        self._serving = [shard for shard in range(layout.num_shards) if layout.slices_of(shard)]
-        self._made: list[Channel | SharedArena | Payload | Listener] = []
+        self._made: list[Channel | SharedArena | Payload | Listener | CrewMemory] = []
         self._attachments: list[tuple[str, Any, list[int]]] = []  # to be sent: to whom, what, descriptors
 
     def listen(self) -> None:
@@ -202,13 +202,14 @@ class _Starting:
     def replicas(self) -> None:
         prepared, started = self._prepared, self._started
         model = _model_load(prepared)
+        if prepared.cut is not None:
+            edge_bytes(prepared)  # compiles what all workers are sent
         task = prepared.task(model.pop("model", None))
         load = {"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model}
         started.payload = pack(load, by_value_modules=_user_modules(prepared))
         replicas = range(prepared.job.replicas)
         started.settings = {
             "threads": prepared.threads,
-            "shards": self._serving,
             "num_replicas": len(replicas),
             "shards_come_back": started.durability is not None,
         }
@@ -217,15 +218,34 @@ class _Starting:
             self.replica(replica, incarnation=0)
 
     def replica(self, replica: int, incarnation: int) -> None:
+        """Start all workers of a replica."""
+        crew = None if self._prepared.cut is None else CrewMemory(self._prepared)
+        if crew is not None:
+            self._made.append(crew)
+        for partition in range(self._prepared.job.num_partitions):
+            self._worker(replica, partition, incarnation, crew)
+
+    def _worker(self, replica: int, partition: int, incarnation: int, crew: CrewMemory | None) -> None:
         started = self._started
         assert started.payload is not None
-        name = f"replica{replica}.0"
-        fds = self._line_to_coordinator(name, AttachReplica(replica=replica, incarnation=incarnation))
-        num_gradients = self._prepared.loop.num_gradients
-        fds += self._exchange(replica, name, incarnation=incarnation, num_gradients=num_gradients)
-        left = [arena.fd for arena in started.buffer_arenas]
-        settings = started.settings | {"replica": replica, "incarnation": incarnation}
-        fds = [left[replica], *left, *fds]
+        name = f"replica{replica}.{partition}"
+        serving = list(self._prepared.layout.shards_of(partition))
+        settings = started.settings | {"replica": replica, "incarnation": incarnation, "shards": serving}
+        fds: list[int] = []
+        if crew is not None:
+            settings |= {"partition": partition, "colleagues": crew.num_bytes_of(partition)}
+            fds += crew.fds_of(partition)
+        if not partition:
+            left = [arena.fd for arena in started.buffer_arenas]
+            attach = AttachReplica(replica=replica, incarnation=incarnation)
+            fds += [left[replica], *left, *self._line_to_coordinator(name, attach)]
+        fds += self._exchange(
+            replica,
+            name,
+            partition=partition,
+            num_gradients=self._prepared.loop.num_gradients,
+            incarnation=incarnation,
+        )
         self._spawn("replica", name, started.payload, settings, fds, incarnation=incarnation)
 
     def evaluator(self) -> None:
@@ -235,13 +255,13 @@ class _Starting:
         load = {"evaluation": prepared.evaluation, "buffers": prepared.buffers, "best": self._execution.best}
         payload = self._pack({**load, **_model_load(prepared)})
         settings = {
-            "shards": self._serving,
+            "shards": list(prepared.layout.shards_of()),
             "num_replicas": prepared.job.replicas,
             "replica": EVALUATOR,
             "shards_come_back": self._started.durability is not None,
         }
         arenas = [arena.fd for arena in self._started.buffer_arenas]
-        fds = self._exchange(EVALUATOR, "evaluator", num_gradients=0)
+        fds = self._exchange(EVALUATOR, "evaluator", partition=EVERY_PARTITION, num_gradients=0)
         self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
 
     def _spawn(
@@ -269,18 +289,21 @@ class _Starting:
         self._attachments.append(("coordinator", attach, [far]))
         return [near]
 
-    def _exchange(self, replica: int, name: str, *, num_gradients: int, incarnation: int = 0) -> list[int]:
-        """Make a connection and shared memory between a worker and each shard; return the worker's ends."""
+    def _exchange(
+        self, replica: int, name: str, *, partition: int, num_gradients: int, incarnation: int = 0
+    ) -> list[int]:
+        """Make a connection and shared memory between a worker and each of its shards; return the worker's ends."""
         fds: list[int] = []
         if self._tcp is not None:
             return fds
-        for shard in self._serving:
-            plan = ExchangePlan(self._prepared.layout.slices_of(shard), num_gradients)
+        layout, own = self._prepared.layout, None if partition == EVERY_PARTITION else partition
+        for shard in layout.shards_of(own):
+            plan = ExchangePlan(layout.slices_of(shard, own), num_gradients)
             near, far = self._pair()
             arena = self._arena(shard, name, plan)
             message = AttachWorker(
                 replica=replica,
-                partition=0,
+                partition=partition,
                 incarnation=incarnation,
                 name=name,
                 num_gradients=num_gradients,

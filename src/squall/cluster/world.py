@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
+from squall.cluster.kinds import KIND_OF
 from squall.coordinator import events as coordinator
 from squall.coordinator.events import CoordinatorEffect
 from squall.coordinator.machine import CoordinatorMachine
@@ -34,7 +35,7 @@ class Arithmetic(Protocol):
     """What is done with tensors, on behalf of every role."""
 
     def attach(self, worker: Worker) -> None:
-        """A worker begins a life: give it a model and buffers of its own."""
+        """A replica with this lead begins a life: give its workers a model and buffers of their own."""
 
     def compute(self, worker: Worker, wish: Compute) -> Computed: ...
 
@@ -177,7 +178,10 @@ class World:
         self.sessions: dict[int, ReplicaSession] = {}
         self.workers: dict[int, Worker] = {}
         self.why: str | None = None
-        self._slices = [ShardSlices(shard=i, slices=held) for i, held in enumerate(slices) if held]
+        self._slices = [
+            line for shard, held in zip(self.shards, slices, strict=True) for line in _lines(shard, held)
+        ]
+        self._partitions = sorted({0, *(line.partition for line in self._slices)})
         self._num_replicas = num_replicas
         self._loop = loop
         self._arithmetic = arithmetic
@@ -276,10 +280,14 @@ class World:
         self.workers[number] = worker
         self.sessions[number] = ReplicaSession(loop=self._loop(), shards=self._slices)
         for index in range(len(self.shards)):
-            self._serve(index, shard.Attach(worker=worker))
+            for one in self._workers_of(worker):
+                self._serve(index, shard.Attach(worker=one))
         self._direct(coordinator.Joined(now=self.now, replica=number, incarnation=incarnation))
         self._at(self._pace.begin_s, _name(worker), lambda: self._work(worker, replica.Started()))
         self._at(self._pace.resend_s, _name(worker), lambda: self._tick_replica(worker))
+
+    def _workers_of(self, lead: Worker) -> list[Worker]:
+        return [lead.beside(partition) for partition in self._partitions]
 
     def _drive(self, name: str, machine: Machine, event: Any, carry_out: Callable[[Any], Any]) -> None:
         watch = self._watch
@@ -349,8 +357,9 @@ class World:
             case shard.Store():
                 self._arithmetic.store(index, effect)
             case shard.Answer(to=worker, message=message):
-                event = replica.FromShard(shard=index, message=message)
-                self._send(f"shard{index}", _name(worker), message, lambda: self._reply(worker, event, life))
+                event = replica.FromShard(shard=index, message=message, partition=worker.partition)
+                lead = worker.beside(0)
+                self._send(f"shard{index}", _name(worker), message, lambda: self._reply(lead, event, life))
             case shard.Tell(message=message):
                 arrive = partial(self._hear_shard, index, message, life)
                 self._send(f"shard{index}", COORDINATOR, message, arrive)
@@ -380,10 +389,11 @@ class World:
                 self._begin(worker, effect)
             case replica.Swap(buffer=buffer):
                 self._arithmetic.swap(worker, buffer)
-            case replica.ToShard(shard=index, message=request):
-                asked = shard.FromWorker(sender=worker, message=request)
+            case replica.ToShard(shard=index, message=request, partition=partition):
+                sender = worker.beside(partition)
+                asked = shard.FromWorker(sender=sender, message=request)
                 life = self.shards[index].incarnation
-                self._send(name, f"shard{index}", request, lambda: self._serve(index, asked, life))
+                self._send(_name(sender), f"shard{index}", request, lambda: self._serve(index, asked, life))
             case replica.ToCoordinator(message=told):
                 self._send(name, COORDINATOR, told, lambda: self._hear(worker, told))
             case replica.Quit():
@@ -444,7 +454,8 @@ class World:
             return
         self._at(0.01, COORDINATOR, partial(self._lose, worker))
         for index in range(len(self.shards)):
-            self._at(0.01, f"shard{index}", partial(self._serve, index, shard.Detach(worker=worker)))
+            for one in self._workers_of(worker):
+                self._at(0.01, f"shard{index}", partial(self._serve, index, shard.Detach(worker=one)))
         if upset.restart is not None:
             self._restarting += 1
             self._at(upset.restart, "", lambda: self._restart(number, worker.incarnation + 1))
@@ -488,7 +499,7 @@ class World:
         if not self._is_disturbed or isinstance(message, messages.Returned):
             self._at(self._transfer(sender, receiver, message), receiver, arrive)
             return
-        kind = _KIND[type(message)]
+        kind = KIND_OF[type(message)]
         if self._is_cut(sender, receiver):
             return
         if any(
@@ -527,25 +538,18 @@ class World:
 
 
 def _name(worker: Worker) -> str:
-    return f"replica{worker.replica}"
+    """As faults and links call it: a replica is alive or dead as a whole, and its lead has its name."""
+    return f"replica{worker.replica}.{worker.partition}" if worker.partition else f"replica{worker.replica}"
 
 
-_KIND: dict[type, str] = {
-    messages.Push: "push",
-    messages.Pushed: "push.reply",
-    messages.Fetch: "fetch",
-    messages.Fetched: "fetch.reply",
-    messages.Ask: "ask",
-    messages.Lease: "ask.reply",
-    messages.Leave: "ask.reply",
-    messages.Refuse: "refuse",
-    messages.Refused: "refuse.reply",
-    messages.Goodbye: "goodbye",
-    messages.Recall: "recall",
-    messages.Diverged: "refuse.reply",
-    messages.Returned: "returned",
-    messages.Hold: "hold",
-    messages.Held: "hold.reply",
-    messages.Release: "release",
-    messages.Released: "release.reply",
-}
+def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:
+    """A shard's slices, by whose partition they are of."""
+    by_partition: dict[int, list[int]] = {}
+    for number in held:
+        by_partition.setdefault(shard.books[number].partition if number in shard.books else 0, []).append(
+            number
+        )
+    return [
+        ShardSlices(shard=shard.shard, slices=tuple(numbers), partition=partition)
+        for partition, numbers in sorted(by_partition.items())
+    ]

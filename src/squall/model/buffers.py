@@ -118,11 +118,16 @@ class BufferSpace:
         arena.close()
         return memory
 
+    def whole(self, memory: Tensor) -> dict[str, Tensor]:
+        """One set of buffers, by name, in memory of `num_bytes` of its own: what the workers of a cut model share."""
+        return {spec.name: _view(memory, spec) for spec in self.specs}
+
     @torch.no_grad()
-    def write(self, model: nn.Module, memory: Tensor, after: Place = JOINED) -> None:
+    def write(self, model: nn.Module | Mapping[str, Tensor], memory: Tensor, after: Place = JOINED) -> None:
         """Copy the model's buffers into `memory`, shape (num_bytes,), uint8, over the oldest set there.
 
         Args:
+            model: or its buffers by name.
             after: the minibatch (epoch, position) that they are as of; `JOINED`: none of this replica's own.
         """
         if not self.specs:
@@ -130,7 +135,8 @@ class BufferSpace:
         slots = self._slots(memory)
         newest = max(int(_header(slot)[_SERIAL]) for slot in slots)
         slot = min(slots, key=lambda slot: int(_header(slot)[_SERIAL]))
-        header, buffers = _header(slot), dict(model.named_buffers())
+        header = _header(slot)
+        buffers = dict(model.named_buffers()) if isinstance(model, nn.Module) else model
         header[_COUNT] += 1  # odd: a write is under way
         header[_SERIAL], header[_EPOCH], header[_POSITION] = newest + 1, *after
         for spec in self.specs:

@@ -68,16 +68,20 @@ def masters_of(layout: Layout, vectors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Bound:
-    """A model whose parameters take their values from slice vectors, in one of several buffers.
+    """Parameters, in the order of a space, that take their values from slice vectors, in one of several buffers.
 
-    Made by `install`. The vectors are the caller's; the model's parameters are this object's, and what they held
+    Those of a model are made by `install`. The vectors are the caller's; the model's parameters are this object's, and what they held
     before is lost to them. Not to be swapped during a minibatch.
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, buffers: Sequence[Sequence[Tensor]], *, copied: bool = False
+        self,
+        parameters: Sequence[nn.Parameter],
+        layout: Layout,
+        buffers: Sequence[Sequence[Tensor]],
+        *,
+        copied: bool = False,
     ) -> None:
-        parameters = layout.space.parameters_of(model)
         private = _PrivateMemory(parameters)
         # By slice, then by buffer: parameters to point at a view, and memory to copy a piece into.
         self._views: list[list[list[tuple[nn.Parameter, Tensor]]]] = []
@@ -142,7 +146,7 @@ def install(
     """
     for vectors in buffers:
         _expect_vectors(layout, vectors)
-    bound = Bound(model, layout, buffers, copied=copied)
+    bound = Bound(layout.space.parameters_of(model), layout, buffers, copied=copied)
     bound.swap_to(0)
     return bound
 
@@ -173,8 +177,13 @@ def assemble(layout: Layout, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for spec, pieces in zip(layout.space.tensors, pieces_of(layout, vectors), strict=True):
         empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
-        whole = torch.cat([piece.vector for piece in pieces]) if pieces else empty
-        tensors |= dict.fromkeys((spec.name, *spec.aliases), whole.view(spec.shape))
+        own = (torch.cat([piece.vector for piece in pieces]) if pieces else empty).view(spec.shape)
+        if spec.part is None:
+            tensors |= dict.fromkeys((spec.name, *spec.aliases), own)
+            continue
+        if spec.name not in tensors:
+            tensors |= dict.fromkeys((spec.name, *spec.aliases), own.new_empty(spec.whole_shape))
+        spec.part.put_(tensors[spec.name], own)
     return tensors
 
 

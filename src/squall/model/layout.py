@@ -148,7 +148,7 @@ class Layout:
     def balanced(cls, space: ParameterSpace, num_shards: int) -> "Layout":
         """Give each shard one contiguous range of the space, balanced by bytes.
 
-        A shard has at most one slice per dtype. Cuts fall on multiples of `CUT_MULTIPLE` elements if all shards
+        A shard has at most one slice per dtype and partition. Cuts fall on multiples of `CUT_MULTIPLE` elements if all shards
         stay within `CUT_TOLERANCE` of the mean, and otherwise on the nearest element. With more shards than
         elements some hold nothing.
 
@@ -168,9 +168,14 @@ class Layout:
             tuple(spec for spec in self.slices if spec.shard == shard) for shard in range(self.num_shards)
         )
 
-    def slices_of(self, shard: int) -> tuple[SliceSpec, ...]:
-        """The slices that a shard holds; empty if it holds nothing."""
-        return self._by_shard[shard]
+    def slices_of(self, shard: int, partition: int | None = None) -> tuple[SliceSpec, ...]:
+        """The slices that a shard holds, of one partition or of all; empty if it holds nothing."""
+        held = self._by_shard[shard]
+        return held if partition is None else tuple(spec for spec in held if spec.partition == partition)
+
+    def shards_of(self, partition: int | None = None) -> tuple[int, ...]:
+        """The shards that hold something, of one partition or of all."""
+        return tuple(shard for shard in range(self.num_shards) if self.slices_of(shard, partition))
 
     def table(self) -> tuple[ShardLoad, ...]:
         """One row a shard, for printing: the largest `of_mean` is how far from balanced the layout is."""
@@ -190,23 +195,24 @@ class Layout:
         """One row a segment, for run directories: read them with no knowledge of this package.
 
         ``start`` and ``stop`` are elements of the slice, ``tensor_start`` and ``tensor_stop`` elements of the
-        tensor in C order.
+        tensor in C order. Of a part of a tensor, one row for each run of the tensor.
         """
         return [
             {
                 "tensor": self.space.tensors[segment.tensor].name,
                 "aliases": list(self.space.tensors[segment.tensor].aliases),
-                "shape": list(self.space.tensors[segment.tensor].shape),
+                "shape": list(self.space.tensors[segment.tensor].whole_shape),
                 "dtype": spec.dtype,
                 "shard": spec.shard,
                 "slice": spec.slice,
-                "start": segment.start,
-                "stop": segment.stop,
-                "tensor_start": segment.tensor_range.start,
-                "tensor_stop": segment.tensor_range.stop,
+                "start": start,
+                "stop": start + length,
+                "tensor_start": tensor_start,
+                "tensor_stop": tensor_start + length,
             }
             for spec in self.slices
             for segment in spec.segments
+            for start, tensor_start, length in _runs(self.space, segment)
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -228,6 +234,16 @@ class Layout:
             for row in value["slices"]
         )
         return cls(space=space, num_shards=value["num_shards"], slices=slices)
+
+
+def _runs(space: ParameterSpace, segment: Segment) -> Iterator[tuple[int, int, int]]:
+    """A segment as runs of a whole tensor: where each begins in the slice and in the tensor, and its length."""
+    reach, part = segment.tensor_range, space.tensors[segment.tensor].part
+    if part is None:
+        yield segment.start, reach.start, reach.size
+        return
+    for at, tensor_start, length in part.runs(reach.start, reach.stop):
+        yield segment.start + at - reach.start, tensor_start, length
 
 
 def _expect(is_so: bool, expected: str, got: object) -> None:
@@ -257,23 +273,34 @@ def _bytes_of_shards(slices: tuple[SliceSpec, ...], num_shards: int) -> list[int
 def _cut(space: ParameterSpace, num_shards: int, multiple: int) -> tuple[SliceSpec, ...]:
     ideal = [space.num_bytes * shard // num_shards for shard in range(num_shards + 1)]
     ranges = sorted(
-        (shard, dtype, start, stop)
+        (shard, partition, dtype, max(start, first), min(stop, last))
         for dtype, cuts in _cuts_by_dtype(space, ideal, multiple)
         for shard, (start, stop) in enumerate(pairwise(cuts))
-        if start < stop
+        for partition, first, last in _partitions(space, dtype)
+        if max(start, first) < min(stop, last)
     )
     return tuple(
         SliceSpec(
             slice=number,
             shard=shard,
-            partition=0,
+            partition=partition,
             dtype=dtype,
             start=start,
             stop=stop,
             segments=_segments(space, dtype, start, stop),
         )
-        for number, (shard, dtype, start, stop) in enumerate(ranges)
+        for number, (shard, partition, dtype, start, stop) in enumerate(ranges)
     )
+
+
+def _partitions(space: ParameterSpace, dtype: str) -> list[tuple[int, int, int]]:
+    """Where each partition's parameters begin and end in a dtype's flat vector [elements]."""
+    bounds: dict[int, tuple[int, int]] = {}
+    for tensor, offset in zip(space.tensors, space.offsets, strict=True):
+        if tensor.dtype == dtype:
+            start, _ = bounds.get(tensor.partition, (offset, offset))
+            bounds[tensor.partition] = (start, offset + tensor.numel)
+    return [(partition, *bound) for partition, bound in bounds.items()]
 
 
 def _cuts_by_dtype(space: ParameterSpace, ideal: list[int], multiple: int) -> Iterator[tuple[str, list[int]]]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from squall.errors import CorruptError, ModelError
+from squall.model.parts import Part
 
 ITEM_SIZES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 """Bytes of an element, by the dtypes that can be trained."""
@@ -36,19 +37,23 @@ def master_dtype(dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One trainable tensor.
+    """One trainable tensor, or the part of one that a partition of a cut model owns.
 
     Attributes:
         name: qualified name, as in ``"encoder.0.weight"``; of a tied tensor the alphabetically first.
         aliases: its other names, sorted; empty unless it is tied.
         shape: its logical shape; ``()`` for a scalar.
         dtype: one of `ITEM_SIZES`, as in ``"float32"``.
+        partition: whose it is; 0 unless the model is cut.
+        part: which part of the tensor it is; None for all of it.
     """
 
     name: str
     aliases: tuple[str, ...] = ()
     shape: tuple[int, ...]
     dtype: str
+    partition: int = 0
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_SIZES:
@@ -68,10 +73,19 @@ class TensorSpec:
     def num_bytes(self) -> int:
         return self.numel * ITEM_SIZES[self.dtype]
 
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Of the tensor that it is a part of."""
+        return self.shape if self.part is None else self.part.whole
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Itself, out of the tensor that it is a part of."""
+        return whole if self.part is None else self.part.of(whole)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterSpace:
-    """All trainable tensors of a model, sorted by name.
+    """All trainable tensors of a model, sorted by name; of a cut model by partition, and then by name.
 
     Of each dtype there is one flat vector: its tensors one after another in this order, each in C order of its
     logical shape, however it lies in memory.
@@ -85,12 +99,12 @@ class ParameterSpace:
     tensors: tuple[TensorSpec, ...]
 
     def __post_init__(self) -> None:
-        names = [tensor.name for tensor in self.tensors]
-        if names != sorted(set(names)):
+        keys = [(tensor.partition, tensor.name) for tensor in self.tensors]
+        if keys != sorted(set(keys)):
             raise ModelError(
                 subject="parameter space",
                 expected="tensors sorted by name, each name once",
-                got=", ".join(map(repr, names)),
+                got=", ".join(repr(name) for _, name in keys),
                 remedy="Make it with ParameterSpace.of(model).",
             )
 
@@ -121,7 +135,10 @@ class ParameterSpace:
     @cached_property
     def schema_hash(self) -> str:
         """SHA-256 (hex) of names, shapes and dtypes: equal when and only when two spaces fit one another."""
-        rows = [[tensor.name, list(tensor.shape), tensor.dtype] for tensor in self.tensors]
+        rows: list[list[Any]] = [
+            [tensor.name, list(tensor.shape), tensor.dtype, *_place_of(tensor).values()]
+            for tensor in self.tensors
+        ]
         text = json.dumps(rows, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -162,7 +179,7 @@ class ParameterSpace:
         return sum(tensor.num_bytes for tensor in self.tensors)
 
     def parameters_of(self, model: nn.Module) -> tuple[nn.Parameter, ...]:
-        """The model's Parameter objects in the order of `tensors`.
+        """The model's Parameter objects in the order of `tensors`, whole also where these are parts.
 
         Raises:
             ModelError: the model lacks one of them, or has it in another shape or dtype.
@@ -178,17 +195,24 @@ class ParameterSpace:
         >>> ParameterSpace.of(model).flat(model, "float32").shape
         torch.Size([3])
         """
-        pieces = [
-            parameter.detach().reshape(-1)
-            for tensor, parameter in zip(self.tensors, self.parameters_of(model), strict=True)
-            if tensor.dtype == dtype
-        ]
+        parameters = zip(self.tensors, self.parameters_of(model), strict=True)
+        return self.flat_of({tensor.name: parameter.detach() for tensor, parameter in parameters}, dtype)
+
+    def flat_of(self, wholes: Mapping[str, Tensor], dtype: str) -> Tensor:
+        """The same of whole tensors by name, which may be masters."""
+        pieces = [t.of(wholes[t.name]).reshape(-1) for t in self.tensors if t.dtype == dtype]
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=getattr(torch, dtype))
 
     def to_json(self) -> dict[str, Any]:
         """A value that `json.dumps` takes and `from_json` turns back into an equal space."""
         rows = [
-            {"name": t.name, "aliases": list(t.aliases), "shape": list(t.shape), "dtype": t.dtype}
+            {
+                "name": t.name,
+                "aliases": list(t.aliases),
+                "shape": list(t.shape),
+                "dtype": t.dtype,
+                **_place_of(t),
+            }
             for t in self.tensors
         ]
         return {"schema_hash": self.schema_hash, "tensors": rows}
@@ -207,6 +231,8 @@ class ParameterSpace:
                     aliases=tuple(row["aliases"]),
                     shape=tuple(row["shape"]),
                     dtype=row["dtype"],
+                    partition=row.get("partition", 0),
+                    part=Part.from_json(row["part"]) if row.get("part") else None,
                 )
                 for row in value["tensors"]
             )
@@ -221,11 +247,19 @@ class ParameterSpace:
         return space
 
 
+def _place_of(tensor: TensorSpec) -> dict[str, Any]:
+    """Whose part of what it is, as JSON; nothing for a whole tensor of a model that is not cut."""
+    if not tensor.partition and tensor.part is None:
+        return {}
+    return {"partition": tensor.partition, "part": tensor.part and tensor.part.to_json()}
+
+
 def _matching(parameter: nn.Parameter | None, tensor: TensorSpec) -> nn.Parameter:
-    wanted = f"shape {tensor.shape} and dtype {tensor.dtype}"
+    shape = tensor.whole_shape
+    wanted = f"shape {shape} and dtype {tensor.dtype}"
     if parameter is None:
         got = "no parameter of that name"
-    elif (tuple(parameter.shape), _dtype_name(parameter)) != (tensor.shape, tensor.dtype):
+    elif (tuple(parameter.shape), _dtype_name(parameter)) != (shape, tensor.dtype):
         got = f"shape {tuple(parameter.shape)} and dtype {_dtype_name(parameter)}"
     else:
         return parameter

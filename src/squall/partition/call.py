@@ -40,6 +40,7 @@ class Call:
         kwargs: named arguments.
         inputs: what the `Ref`s stand for, in the order of the tensor arguments.
         outputs: shapes of all outputs.
+        examples: of each output, the axis that counts examples, where one axis does nothing else.
         output: which output this call stands for: indexing an op's tuple of outputs is folded in.
         site: number of the op in its graph; keys its random mask.
 
@@ -57,6 +58,7 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[Shape, ...] = ()
+    examples: tuple[int | None, ...] = ()
     output: int = 0
     site: int = 0
 
@@ -64,6 +66,11 @@ class Call:
     def shape(self) -> Shape:
         """The shape of the output that this call stands for."""
         return self.outputs[self.output]
+
+    @property
+    def example_axis(self) -> int | None:
+        """The axis of that output that counts examples; None if none does, or one that counts something else too."""
+        return self.examples[self.output] if self.examples else None
 
     @property
     def name(self) -> str:

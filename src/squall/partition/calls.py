@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from squall.model.graph import Graph, Named, concrete
+from squall.model.graph import BATCH, Extent, Graph, Named, Value, concrete
 from squall.model.graph import Ref as ValueRef
 from squall.model.straight import torch_thing
 from squall.partition.call import Call, Ref, TensorSpec
@@ -59,7 +59,23 @@ def bound(graph: Graph, at: int, batch: int) -> Bound:
             TensorSpec(graph.values[index].shape_at(batch), graph.values[index].dtype) for index in values
         ),
         outputs=tuple(() if index is None else graph.values[index].shape_at(batch) for index in node.outputs),
+        examples=tuple(
+            None if index is None else example_axis(graph.values[index]) for index in node.outputs
+        ),
         output=next((at for at, index in enumerate(node.outputs) if index is not None), 0),
         site=at,
     )
     return Bound(call=call, values=tuple(values), outputs=node.outputs)
+
+
+def example_axis(value: Value) -> int | None:
+    """The axis of a value that counts examples and nothing else, if it is the only one that follows the batch.
+
+    >>> from squall.model.graph import Source
+    >>> example_axis(Value(name="x", source=Source.INPUT, shape=(3, Extent()), dtype="float32"))
+    1
+    >>> example_axis(Value(name="x", source=Source.INPUT, shape=(Extent(("mul", 3, "batch")),), dtype="float32"))
+    """
+    found = [at for at, size in enumerate(value.shape) if isinstance(size, Extent)]
+    is_plain = len(found) == 1 and value.shape[found[0]] == Extent(BATCH)
+    return found[0] if is_plain else None

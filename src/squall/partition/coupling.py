@@ -3,6 +3,7 @@
 Found from needs: an op whose first examples need other examples' rows couples them. The loss may, if it is a mean.
 """
 
+from squall.errors import ConfigError
 from squall.model.graph import Extent, Graph, Size, Value
 from squall.partition.call import Call
 from squall.partition.calls import bound
@@ -14,7 +15,7 @@ _PARTS = 3
 _MEAN = 1
 
 
-def couplings(graph: Graph, loss: int | None = None) -> tuple[str, ...]:
+def couplings(graph: Graph, loss: int | None = None, within: str = "") -> tuple[str, ...]:
     """Why microbatches would compute something else than the minibatch; empty if they do not.
 
     A mean over examples is the mean of the means of equal microbatches. Of a cross entropy that holds as long as no
@@ -22,13 +23,30 @@ def couplings(graph: Graph, loss: int | None = None) -> tuple[str, ...]:
 
     Args:
         loss: the value that is differentiated.
+        within: beginning of the names of the modules that are looked at, as in ``"model."``.
     """
     found = [f"buffer {name!r} is moved by every call" for name, _ in graph.mutations]
     for at, node in enumerate(graph.nodes):
-        reason = _reason(graph, at, loss)
+        reason = _reason(graph, at, loss) if f"{node.module}.".startswith(within) else ""
         if reason:
             found.append(f"{node.target} {reason} ({node.line or node.module or node.name})")
     return tuple(found)
+
+
+def refuse_coupled(graph: Graph, loss: int | None) -> None:
+    """Refuse microbatches of a model that couples examples.
+
+    Raises:
+        ConfigError: with every reason.
+    """
+    reasons = couplings(graph, loss)
+    if reasons:
+        raise ConfigError(
+            subject="microbatches",
+            expected="a model in which examples do not depend on one another",
+            got="; ".join(reasons),
+            remedy="Use one microbatch.",
+        )
 
 
 def _reason(graph: Graph, at: int, loss: int | None) -> str:
@@ -37,7 +55,7 @@ def _reason(graph: Graph, at: int, loss: int | None) -> str:
         _axis(graph.values[index]) is not None for index in (*node.inputs, *node.outputs) if index is not None
     ):
         return ""
-    if node.is_random:
+    if node.is_random and not _has_mask_by_example(here.call):
         return "draws one mask for the whole minibatch"
     for k, index in enumerate(node.outputs):
         if index is None:
@@ -65,6 +83,17 @@ def _couples(graph: Graph, call: Call, inputs: tuple[int, ...], index: int) -> b
         if axis is None or not _third(need.shape[at]).covers(need.bounding().axes[at]):
             return True
     return False
+
+
+def _has_mask_by_example(call: Call) -> bool:
+    """Whether a random op has a mask of ours, of which each microbatch can make its own examples' rows."""
+    masked = {
+        "dropout": len(call.shape),
+        "feature_dropout": 2,
+        "scaled_dot_product_attention": len(call.shape) - 2,
+    }
+    axis = call.example_axis
+    return axis is not None and axis < masked.get(call.name, 0)
 
 
 def _third(size: int) -> Indices:

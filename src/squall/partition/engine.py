@@ -6,7 +6,7 @@ not its business.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +120,7 @@ class Worker:
             inputs: for each microbatch, the parts of its inputs that `inputs_for` names.
             weights: for each microbatch, what its loss counts in that of the minibatch.
             policy: the order of jobs; fill and drain by default.
-            draw: names the minibatch, for random masks.
+            draw: names the minibatch, for random masks, which are those of the minibatch in one.
         """
         self._load(program)
         self._weights, self._draw = tuple(weights), draw or Draw()
@@ -243,7 +243,10 @@ class Worker:
     def _forward(self, job: Job) -> list[Message]:
         context, runner = self._micros[job.micro], self._pieces[job.piece]
         leaves, names, made = runner.forward(
-            {**context.slots, **self._lasting.slots}, self._draw, self.program.batch, self._trains
+            {**context.slots, **self._lasting.slots},
+            replace(self._draw, part=job.micro, parts=len(self._micros)),
+            self.program.batch,
+            self._trains,
         )
         piece, messages = self.part.pieces[job.piece], []
         for value in piece.gives:

@@ -7,7 +7,7 @@ the graph has.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Plan:
         results: what ops give, as in ``"encoder.0/linear"``, or ``"encoder.0/linear.1"`` for the second such op there.
         staged: op -> how its stages are divided, of ops that are computed in stages.
         training: the mode that the model was captured in.
+        couplings: why a minibatch cannot be computed in microbatches; empty if it can.
         predicted: what a step is expected to cost; None for a plan that nobody has priced.
 
     >>> import torch, squall
@@ -67,6 +68,7 @@ class Plan:
     results: Mapping[str, Owned]
     staged: Mapping[str, tuple[StageCut, ...]] = field(default_factory=dict)
     training: bool = True
+    couplings: tuple[str, ...] = ()
     predicted: Prediction | None = None
     drawn: Picture | None = field(default=None, repr=False, compare=False)
 
@@ -173,6 +175,7 @@ class Plan:
             "partitions": self.partitions,
             "how": self.how,
             "training": self.training,
+            "couplings": list(self.couplings),
             "parameters": {name: _owned_json(each) for name, each in self.parameters.items()},
             "results": {name: _owned_json(each) for name, each in self.results.items()},
             "staged": {
@@ -202,6 +205,7 @@ class Plan:
             partitions=count,
             how=str(data["how"]),
             training=bool(data["training"]),
+            couplings=tuple(map(str, data["couplings"])),
             parameters={name: _owned_from(name, each, count) for name, each in data["parameters"].items()},
             results={name: _owned_from(name, each, count) for name, each in data["results"].items()},
             staged=staged,
@@ -223,10 +227,6 @@ class Plan:
                 remedy="Make it with squall.plan(model, example_inputs, how=...).",
             )
         Path(path).write_text(picture(self.drawn))
-
-    def priced(self, predicted: Prediction, drawn: Picture) -> "Plan":
-        """The same plan, with what it costs and how it is drawn."""
-        return replace(self, predicted=predicted, drawn=drawn)
 
     def __str__(self) -> str:
         lines = [f"a plan over {self.partitions} partitions ({self.how})"]

@@ -10,7 +10,7 @@ from math import prod
 from random import Random
 
 from squall.errors import ConfigError
-from squall.model.graph import Graph
+from squall.model.graph import Graph, Source
 from squall.partition.call import Call
 from squall.partition.calls import bound
 from squall.partition.plan import Holding, Plan, StageCut
@@ -55,7 +55,7 @@ def mixed(
     members = [tuple(range(a, b)) for a, b in pairwise(ends)]
     fast = tuple(speeds or [1.0] * ends[-1])
     rates = [sum(fast[p] for p in team) for team in members]
-    layers = _balanced(layers_of(graph, costs), rates)
+    layers = _balanced(_with_followers(graph, layers_of(graph, costs), len(teams)), rates)
     team_of = {node: members[team] for team, nodes in enumerate(layers) for node in nodes}
     return Walk(graph, ends[-1], team_of, tuple(tiles), fast).plan()
 
@@ -141,6 +141,22 @@ def cost_of(call: Call) -> float:
             or (prod(weight[1:]) if call.name.startswith("conv") else weight[-2 if len(weight) > 1 else 0])
         )
     return size
+
+
+def _with_followers(graph: Graph, layers: "_Layers", least: int) -> "_Layers":
+    """Layers without parameters (activations, pooling) joined to the one before, as long as there are enough for all.
+
+    What follows a layer makes its result smaller or leaves it as large, so a cut is better behind it.
+    """
+    found: list[tuple[float, tuple[int, ...]]] = []
+    for cost, nodes in layers:
+        read = {index for at in nodes for index in graph.nodes[at].inputs}
+        if found and not any(graph.values[index].source is Source.PARAMETER for index in read):
+            before, earlier = found[-1]
+            found[-1] = (before + cost, earlier + nodes)
+        else:
+            found.append((cost, nodes))
+    return found if len(found) >= least else layers
 
 
 def _balanced(layers: "_Layers", rates: Sequence[float]) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,7 +12,8 @@ from squall.errors import ConfigError, ModelError
 from squall.model.capture import capture
 from squall.model.captured import Captured
 from squall.model.graph import Graph, Ref
-from squall.model.stand_in import is_on_meta
+from squall.model.randomness import random_state_kept
+from squall.model.stand_in import is_on_meta, stand_in
 from squall.model.structure import Structure
 from squall.partition import plan as numbered
 from squall.partition import planner
@@ -96,7 +97,8 @@ def plan(
         )
     best = min(fitting, key=lambda each: each.prediction.step_s)
     named = Plan.of(priced.captured.graph, best.cut, how=best.name, prefix=PREFIX)
-    return named.priced(best.prediction, drawing_of(best.program, best.prediction, best.name, PREFIX))
+    drawn = drawing_of(best.program, best.prediction, best.name, PREFIX)
+    return replace(named, predicted=best.prediction, drawn=drawn, couplings=priced.couplings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +132,20 @@ class _Priced:
     is_measured: bool
     batch: int
     loss: int | None
+    couplings: tuple[str, ...]
 
     def price(
         self, cut: numbered.Plan, machines: Sequence[Machine], microbatches: int | None
     ) -> tuple[Program, Prediction]:
         """With the number of microbatches asked for; else one, or four where these are quicker."""
-        graph = self.captured.graph
-        may_split = self.loss is not None and not couplings(graph, self.loss)
-        counts = [microbatches] if microbatches else [1, *([4] if may_split and self.batch % 4 == 0 else [])]
+        may_split = self.loss is not None and not self.couplings and self.batch % 4 == 0
+        if microbatches and microbatches > 1 and self.couplings:
+            raise ConfigError(
+                subject="plan(microbatches=)",
+                expected="1, since examples depend on one another",
+                got=f"{microbatches}, and {'; '.join(self.couplings)}",
+            )
+        counts = [microbatches] if microbatches else [1, *([4] if may_split else [])]
         found = [self._price(cut, machines, count) for count in counts]
         return min(found, key=lambda each: each[1].step_s)
 
@@ -176,10 +184,16 @@ def _priced(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tra
     tensors: Sequence[Tensor] = captured.flat(args, kwargs)
     batch = captured.batch(tensors)
     is_measured = not is_on_meta(model)
-    times = measure(captured, whole.train(training), tensors) if is_measured else guess(captured.graph, batch)
+    if is_measured:
+        with random_state_kept():
+            times = measure(captured, stand_in(whole, training=training), tensors)
+    else:
+        times = guess(captured.graph, batch)
     first = captured.graph.outputs[0]
     has_loss = training and isinstance(first, Ref) and captured.graph.values[first.index].requires_grad
-    return _Priced(captured, times, is_measured, batch, first.index if has_loss else None)
+    loss = first.index if has_loss else None
+    reasons = couplings(captured.graph, loss, PREFIX)
+    return _Priced(captured, times, is_measured, batch, loss, reasons)
 
 
 def _cuts(

@@ -10,18 +10,20 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from squall.errors import ConfigError, LocalProtocolError
+from squall.errors import LocalProtocolError
 from squall.model.captured import Captured
-from squall.model.graph import Graph, Ref, Source
+from squall.model.graph import Ref, Source
 from squall.partition.agenda import Policy
 from squall.partition.compiler import program_of
-from squall.partition.coupling import couplings
+from squall.partition.coupling import refuse_coupled
 from squall.partition.engine import Message, Worker, inputs_for
 from squall.partition.masks import Draw
-from squall.partition.pieces import Assembly, Frame, Piece, take
+from squall.partition.pieces import Assembly, Frame
 from squall.partition.plan import Plan
 from squall.partition.program import Program
+from squall.partition.records import Records, as_message, as_records
 from squall.partition.regions import AnyRegion, Region
+from squall.partition.shares import own_share, split
 
 
 class Together:
@@ -33,6 +35,7 @@ class Together:
         plan: checked here.
         seed: of the order of messages and of who works next.
         trains: whether there is a backward pass.
+        records: whether messages travel node by node, each value with its number, in any order.
 
     Attributes:
         workers: one for each partition.
@@ -40,18 +43,26 @@ class Together:
     """
 
     def __init__(
-        self, captured: Captured, model: nn.Module, plan: Plan, *, seed: int = 0, trains: bool = True
+        self,
+        captured: Captured,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        seed: int = 0,
+        trains: bool = True,
+        records: bool = False,
     ) -> None:
         plan.check(captured.graph)
         self._captured, self._plan, self._rng = captured, plan, Random(seed)
         self._programs: dict[int, Program] = {}
+        self._records = records
         self.links: Counter[tuple[int, int, bool, bool]] = Counter()
         first = captured.graph.outputs[0]
         self._loss = first.index if trains and isinstance(first, Ref) else None
         self.workers = [
             Worker(
                 p,
-                _own(captured.graph, plan, p, model),
+                own_share(captured.graph, plan, p, model),
                 constants=captured.constants,
                 opaques=captured.opaques,
                 model=model,
@@ -83,8 +94,8 @@ class Together:
             ConfigError: microbatches, and the model couples examples.
         """
         if microbatches > 1:
-            self._refuse_coupled()
-        micros = _split(self._captured, tensors, microbatches)
+            refuse_coupled(self._captured.graph, self._loss)
+        micros = split(self._captured, tensors, microbatches)
         program = self.program(self._captured.batch(micros[0]))
         names = self._captured.graph.from_outside(Source.INPUT)
         pending: list[Message] = []
@@ -99,24 +110,15 @@ class Together:
         for worker in self.workers:
             worker.finish()
 
-    def _refuse_coupled(self) -> None:
-        reasons = couplings(self._captured.graph, self._loss)
-        if reasons:
-            raise ConfigError(
-                subject="microbatches",
-                expected="a model in which examples do not depend on one another",
-                got="; ".join(reasons),
-                remedy="Use one microbatch.",
-            )
-
-    def _run(self, program: Program, pending: list[Message]) -> None:
-        self._count(program, pending)
+    def _run(self, program: Program, begun: Sequence[Message]) -> None:
+        pending = self._posted(program, begun)
         idle: set[int] = set()
         while pending or len(idle) < len(self.workers):
             busy = [worker for worker in self.workers if worker.partition not in idle]
             if pending and (not busy or self._rng.random() < 0.5):
                 message = pending.pop(self._rng.randrange(len(pending)))
-                self.workers[message.receiver].receive(message)
+                told = message if isinstance(message, Message) else as_message(message, program)
+                self.workers[message.receiver].receive(told)
                 idle.discard(message.receiver)
                 continue
             worker = self._rng.choice(busy)
@@ -124,18 +126,20 @@ class Together:
             if sent is None:
                 idle.add(worker.partition)
             else:
-                self._count(program, sent)
-                pending += sent
+                pending += self._posted(program, sent)
         stuck = [worker.partition for worker in self.workers if not worker.is_finished]
         if stuck:
             raise LocalProtocolError(
                 reason=f"expected every partition to finish, but partitions {stuck} wait"
             )
 
-    def _count(self, program: Program, messages: Sequence[Message]) -> None:
-        for each in messages:
+    def _posted(self, program: Program, messages: Sequence[Message]) -> list[Message | Records]:
+        """Messages as they travel, counted."""
+        posted = [as_records(each, program) if self._records else each for each in messages]
+        for each in posted:
             lasts = program.data[each.value].lasts
             self.links[each.sender, each.receiver, each.is_gradient, lasts] += each.num_bytes
+        return posted
 
     def outputs(self, micro: int = 0) -> list[Tensor]:
         """What the model returned for a microbatch, whole."""
@@ -176,33 +180,3 @@ def _joined(whole: Region, parts: Sequence[tuple[AnyRegion, Tensor]]) -> Tensor:
     regions = [region for region, _ in parts]
     assembly = Assembly(Frame.bare(whole), whole, regions)
     return assembly([tensor for _, tensor in parts])
-
-
-def _own(graph: Graph, plan: Plan, partition: int, model: nn.Module) -> dict[int, Tensor]:
-    """A partition's own share of the model's parameters and buffers, copied."""
-    found = {}
-    for index in graph.from_outside(Source.PARAMETER, Source.BUFFER):
-        value = graph.values[index]
-        get = model.get_buffer if value.source is Source.BUFFER else model.get_parameter
-        tensor = get(value.name).detach()
-        region = plan.regions(index, tuple(tensor.shape))[partition]
-        if not region.is_empty:
-            found[index] = take(Piece(Region.whole(tuple(tensor.shape)), tensor), region).clone()
-    return found
-
-
-def _split(captured: Captured, tensors: Sequence[Tensor], parts: int) -> list[list[Tensor]]:
-    """The minibatch in equal parts, by examples."""
-    found: list[list[Tensor]] = [[] for _ in range(parts)]
-    for tensor, dim in zip(tensors, captured.batch_dims, strict=True):
-        if dim is not None and tensor.shape[dim] % parts:
-            raise ConfigError(
-                subject="microbatches",
-                expected=f"a number that divides {tensor.shape[dim]} examples",
-                got=str(parts),
-                remedy="Choose another number.",
-            )
-        split = [tensor] * parts if dim is None else tensor.chunk(parts, dim)
-        for micro, part in zip(found, split, strict=True):
-            micro.append(part)
-    return found

@@ -38,7 +38,8 @@ class BlockGradient:
 
     Args:
         layout: says what lies where.
-        gradients: one or two sets of vectors, one per slice, shape (S,); written.
+        gradients: one or two sets of vectors, one per slice, shape (S,); written. On the meta device those of other
+            partitions, which nothing is added to.
         is_one_minibatch: blocks are of one minibatch only, so that nothing is ever added.
     """
 
@@ -52,7 +53,12 @@ class BlockGradient:
         self._sums: dict[int, tuple[Piece]] = {} if is_one_minibatch else self._fresh_sums()
         self._wholes = [self._in_one_piece(pieces) for pieces in self._pieces]
         self._neighbours = [
-            [run for spec in layout.slices for run in self._runs(spec, vectors[spec.slice])]
+            [
+                run
+                for spec in layout.slices
+                if not vectors[spec.slice].is_meta
+                for run in self._runs(spec, vectors[spec.slice])
+            ]
             for vectors in gradients
         ]
         self._buffer = 0

@@ -20,6 +20,7 @@ from squall.model.device import CPU, seed_device, to_device
 from squall.model.install import install
 from squall.model.layout import Layout
 from squall.model.objective import Objective
+from squall.partition.cut import Cut
 from squall.replica.accrual import BlockGradient, LocalSteps
 from squall.replica.data_worker import DataWorkers
 from squall.replica.downpour import Compute, Computed
@@ -40,6 +41,7 @@ class Task:
         clip_norm: scale each minibatch's gradient down to this norm; None: never.
         streams: a block is one minibatch, so that its gradient can go out as backward makes it, and be scaled later.
         device: where the model computes; all but "cpu" (which "cpu:0" is not) have memory of their own.
+        cut: how the model is computed by several workers; None: each replica is one.
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class Task:
     clip_norm: float | None = None
     streams: bool = True
     device: torch.device = CPU
+    cut: Cut | None = None
 
 
 class ReplicaCompute:

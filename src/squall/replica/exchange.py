@@ -383,9 +383,9 @@ def connect_shards(
     """Connect a worker with every shard that holds something.
 
     Args:
-        settings: "name"; "replica", its number; "incarnation", 0 if it is not there; "shards"; "shards_come_back", if
-            those that are killed are started anew; "tcp": a mapping with "token" and "addresses" by role, or nothing for
-            shared memory.
+        settings: "name"; "replica", its number; "incarnation", 0 if it is not there; "partition", its own, if the model is
+            cut; "shards"; "shards_come_back", if those that are killed are started anew; "tcp": a mapping with "token" and
+            "addresses" by role, or nothing for shared memory.
         fds: for shared memory, a connection and memory for each shard.
         num_gradients: sets of gradient vectors.
         is_reader: it never pushes.
@@ -393,7 +393,7 @@ def connect_shards(
     told = settings.get("tcp")
     exchanges: dict[int, Exchange] = {}
     for index, shard in enumerate(settings["shards"]):
-        plan = ExchangePlan(layout.slices_of(shard), num_gradients)
+        plan = ExchangePlan(layout.slices_of(shard, settings.get("partition")), num_gradients)
         if told is None:
             ends = fds[2 * index : 2 * index + 2]
             exchanges[shard] = SharedExchange.from_fds(

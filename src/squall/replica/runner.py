@@ -5,6 +5,7 @@ import select
 import signal
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,16 @@ from torch import Tensor
 from squall.errors import LostError
 from squall.model.buffers import BufferSpace
 from squall.replica.compute import ReplicaCompute, Task
+from squall.replica.crew import Lead, follow, num_fds
 from squall.replica.data_worker import Duty, Packing
 from squall.replica.downpour import Compute, DownpourLoop, downpour
-from squall.replica.exchange import Absences, SharedExchange, connect_coordinator, connect_shards
+from squall.replica.exchange import (
+    Absences,
+    Exchange,
+    SharedExchange,
+    connect_coordinator,
+    connect_shards,
+)
 from squall.replica.loading import Loader, LoadsAhead, LoadsHere
 from squall.replica.session import (
     FromCoordinator,
@@ -56,10 +64,14 @@ def serve(
             `squall.replica.exchange.connect_shards`).
         load: "task", "loop", and the model's "buffers".
         launcher: the connection to it.
-        fds: the memory for the model's buffers, and that of every replica; then, unless "tcp" is there, the connection
+        fds: of a lead of several workers, what `squall.replica.crew` wants for the others; the memory for the model's
+            buffers, and that of every replica; then, unless "tcp" is there, the connection
             to the coordinator, and for each of "shards" its connection and the memory shared with it.
         packing: how minibatches come from data workers.
     """
+    if settings.get("partition"):
+        follow(settings, load, launcher, fds)
+        return
     # Before torch is told of threads: what is forked after it has used some may hang.
     loader = _loader(settings["name"], load["task"], packing, [launcher.fileno(), *fds])
     torch.set_num_threads(settings["threads"])
@@ -117,6 +129,25 @@ class Outbox:
         self._messages.clear()
 
 
+def _whole(name: str, task: Task, shards: Iterable[Exchange], loader: Loader) -> ReplicaCompute:
+    """What a replica of one worker does, in the memory that it shares with its shards."""
+    views = [exchange.views for exchange in shards]
+    numbers = range(len(task.layout.slices))
+
+    def in_order(by_shard: Sequence[Mapping[int, Tensor]]) -> list[Tensor]:
+        merged = {number: vector for each in by_shard for number, vector in each.items()}
+        return [merged[number] for number in numbers]
+
+    num_gradients = len(views[0].gradients) if views else 1
+    return ReplicaCompute(
+        name=name,
+        task=task,
+        gradients=[in_order([each.gradients[at] for each in views]) for at in range(num_gradients)],
+        buffers=[in_order([each.buffers[at] for each in views]) for at in range(2)],
+        loader=loader,
+    )
+
+
 class ReplicaRunner:
     """Carries out what one `ReplicaSession` decides."""
 
@@ -132,6 +163,7 @@ class ReplicaRunner:
         self._loader = loader
         task: Task = load["task"]
         layout = task.layout
+        crew_fds, fds = fds[: num_fds(settings)], fds[num_fds(settings) :]
         self._launcher = launcher
         self._buffer_space: BufferSpace = load["buffers"]
         self._buffer_memory = self._buffer_space.memory(
@@ -146,32 +178,30 @@ class ReplicaRunner:
         loop: DownpourLoop = load["loop"]
         ends = iter(fds[stop:])
         self._coordinator = connect_coordinator(settings, next(ends, None))
-        self._shards = connect_shards(settings, layout, list(ends), num_gradients=loop.num_gradients)
-        gradients: list[dict[int, Tensor]] = [{} for _ in range(loop.num_gradients)]
-        buffers: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
-        for exchange in self._shards.values():
-            for mine, theirs in zip(gradients, exchange.views.gradients, strict=True):
-                mine.update(theirs)
-            for mine, theirs in zip(buffers, exchange.views.buffers, strict=True):
-                mine.update(theirs)
-        numbers = range(len(layout.slices))
-        self._compute = ReplicaCompute(
-            name=self.name,
-            task=task,
-            gradients=[[gradient[number] for number in numbers] for gradient in gradients],
-            buffers=[[buffer[number] for number in numbers] for buffer in buffers],
-            loader=loader,
-        )
+        own = connect_shards(settings, layout, list(ends), num_gradients=loop.num_gradients)
+        self._shards: dict[tuple[int, int], Exchange] = {(0, shard): own[shard] for shard in own}
+        self._lead: Lead | None = None
+        if task.cut is not None:
+            self._lead = Lead(settings, crew_fds, task, self._buffer_space, launcher, own)
+            self._shards |= self._lead.exchanges
+        self._compute = self._lead or _whole(self.name, task, own.values(), loader)
         self._session = ReplicaSession(
             loop=downpour(looking_ahead(load["loop"], task.workers.num)),
             shards=[
-                ShardSlices(shard=shard, slices=tuple(spec.slice for spec in layout.slices_of(shard)))
-                for shard in self._shards
+                ShardSlices(
+                    shard=shard,
+                    partition=partition,
+                    slices=tuple(spec.slice for spec in layout.slices_of(shard, partition)),
+                )
+                for partition, shard in self._shards
             ],
         )
         self._events: deque[SessionEvent] = deque()
         self._outbox = Outbox(self._coordinator)
-        self._by_fd = {exchange.fileno(): shard for shard, exchange in self._shards.items()}
+        self._by_fd = {exchange.fileno(): [(0, shard)] for shard, exchange in own.items()}
+        if self._lead is not None:  # which takes what all of the others have said, whoever of them is heard
+            far = list(self._lead.exchanges)
+            self._by_fd |= {self._shards[line].fileno(): far for line in far}
         self._poll = select.poll()
         self._absences = Absences(self.name)
         for fd in (*self._by_fd, self._coordinator.fileno(), launcher.fileno()):
@@ -212,16 +242,19 @@ class ReplicaRunner:
         for fd, _ in self._poll.poll(wait_ms):
             if fd == self._woken:
                 os.read(fd, 64)
-            elif (shard := self._by_fd.get(fd)) is not None:
-                self._hear_shard(shard, fd)
+            elif (lines := self._by_fd.get(fd)) is not None:
+                for line in lines:
+                    self._hear_shard(line, fd)
             elif fd == self._launcher.fileno():
                 self._hear_launcher()
             else:
                 self._hear_coordinator()
 
-    def _hear_shard(self, shard: int, fd: int) -> None:
-        exchange = self._shards[shard]
-        self._events.extend(FromShard(shard=shard, message=reply) for reply in exchange.replies())
+    def _hear_shard(self, line: tuple[int, int], fd: int) -> None:
+        partition, shard = line
+        exchange = self._shards[line]
+        replies = exchange.replies()
+        self._events.extend(FromShard(shard=shard, message=reply, partition=partition) for reply in replies)
         if isinstance(exchange, SharedExchange) and exchange.is_gone:
             self._poll.unregister(fd)
             del self._by_fd[fd]
@@ -234,15 +267,16 @@ class ReplicaRunner:
             raise LostError(reason=f"{self.name} lost its launcher")
         if not isinstance(received[0], ShardBack):
             return
-        shard, exchange = received[0].shard, self._shards[received[0].shard]
+        line = (0, received[0].shard)
+        exchange = self._shards[line]
         assert isinstance(exchange, SharedExchange)
         if self._by_fd.pop(exchange.fileno(), None) is not None:
             self._poll.unregister(exchange.fileno())
         exchange.come_back(received[1][0])
-        self._by_fd[exchange.fileno()] = shard
+        self._by_fd[exchange.fileno()] = [line]
         self._poll.register(exchange.fileno(), select.POLLIN)
         self._absences.back(exchange.name)
-        self._events.append(Reconnected(shard=shard))
+        self._events.append(Reconnected(shard=received[0].shard))
 
     def _carry_out(self, effect: SessionEffect) -> None:
         match effect:
@@ -254,9 +288,12 @@ class ReplicaRunner:
                 self._events.append(msgspec.structs.replace(computed, seconds=seconds))
                 if effect.is_last:
                     place = effect.epoch, effect.position
-                    self._buffer_space.write(self._model, self._buffer_memory, after=place)
-            case ToShard(shard=shard, message=message):
-                self._shards[shard].send(message)
+                    buffers = self._model if self._lead is None else self._lead.left
+                    self._buffer_space.write(buffers, self._buffer_memory, after=place)
+                for line in () if self._lead is None else self._lead.exchanges:
+                    self._hear_shard(line, self._shards[line].fileno())  # which may have answered meanwhile
+            case ToShard(shard=shard, message=message, partition=partition):
+                self._shards[partition, shard].send(message)
             case Swap(buffer=buffer):
                 self._compute.swap(buffer)
                 self._join()
@@ -264,12 +301,16 @@ class ReplicaRunner:
                 self._outbox.put(message)
             case Quit():
                 self._outbox.send()
+                if self._lead is not None:
+                    self._lead.dismiss()
                 self._is_done = True
 
     def _join(self) -> None:
         """With the first fetch, take the buffers that others have left, if they have begun before."""
         memories, self._left_by_all = self._left_by_all, []
         self._buffer_space.join(self._model, memories, self._buffer_memory)
+        if memories and self._lead is not None:
+            self._lead.join(dict(self._model.named_buffers()))
 
     def _hear_coordinator(self) -> None:
         """Take what has come meanwhile, so that a recall is heard between two minibatches."""

@@ -1,5 +1,7 @@
 """One replica's side of the protocol, without any I/O: turns the wishes of its loop into messages.
 
+A replica of several workers has one session, its lead's: the others send and receive what it says.
+
 Every request is kept until its answer has come, and sent again at each `Tick` that finds it still open. The
 answer to a request that is not open is late and is dropped.
 """
@@ -40,10 +42,11 @@ from squall.wire.messages import (
 
 
 class ShardSlices(Noun, frozen=True, kw_only=True):
-    """A shard that this worker talks to, and the slices of the worker's partition that it holds, in order."""
+    """A shard that one worker of this replica talks to, and the slices of its partition that the shard holds, in order."""
 
     shard: int
     slices: tuple[int, ...]
+    partition: int = 0
 
 
 # Events -------------------------------------------------------------------------------------------------
@@ -54,10 +57,11 @@ class Started(Noun, frozen=True, kw_only=True):
 
 
 class FromShard(Noun, frozen=True, kw_only=True):
-    """A shard's reply arrived."""
+    """A shard's reply arrived, at the worker of this partition."""
 
     shard: int
     message: Fetched | Pushed
+    partition: int = 0
 
 
 class FromCoordinator(Noun, frozen=True, kw_only=True):
@@ -83,10 +87,11 @@ SessionEvent: TypeAlias = Started | FromShard | FromCoordinator | Computed | Rec
 
 
 class ToShard(Noun, frozen=True, kw_only=True):
-    """Send a request to a shard."""
+    """Have the worker of this partition send a request to a shard."""
 
     shard: int
     message: Fetch | Push
+    partition: int = 0
 
 
 class ToCoordinator(Noun, frozen=True, kw_only=True):
@@ -121,11 +126,11 @@ class Phase(Enum):
 
 
 class ReplicaSession(Machine):
-    """Decides for one worker: one event in, effects out.
+    """Decides for one replica, whose lead it is: one event in, effects out.
 
     Args:
         loop: the strategy's generator, not started.
-        shards: the shards that hold slices of this worker's partition.
+        shards: for each of its workers, the shards that hold slices of the worker's partition.
     """
 
     TABLE: ClassVar[Mapping[tuple[Enum, type], str]] = {
@@ -170,9 +175,9 @@ class ReplicaSession(Machine):
         self.buffer = 1  # the parameter buffer in use; the first fetch goes into the other
         self.num_dropped = 0
         self._loop = loop
-        self._shards = {shard.shard: shard.slices for shard in shards}
+        self._shards = {(shard.partition, shard.shard): shard.slices for shard in shards}
         self._requests = 0
-        self._open_exchange: dict[int, Fetch | Push] = {}  # by shard
+        self._open_exchange: dict[tuple[int, int], Fetch | Push] = {}  # by partition and shard
         self._exchange_fetches = False
         self._is_begun = False  # an exchange that the loop has not collected yet
         self._states: dict[int, SliceState] = {}
@@ -256,20 +261,21 @@ class ReplicaSession(Machine):
             return ()
         request = self._number()
         into = 1 - self.buffer if wish.fetch else None
-        for shard, slices in self._shards.items():
-            self._open_exchange[shard] = request_of(wish, request, slices, into)
-        return tuple(ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
+        for line, slices in self._shards.items():
+            self._open_exchange[line] = request_of(wish, request, slices, into)
+        return self._requests_open()
 
     def _exchanged(self, event: FromShard) -> tuple[SessionEffect, ...]:
-        open_request = self._open_exchange.get(event.shard)
+        line = event.partition, event.shard
+        open_request = self._open_exchange.get(line)
         if open_request is None or open_request.request != event.message.request:
             return self._late(event)
-        del self._open_exchange[event.shard]
+        del self._open_exchange[line]
         reply = event.message
         self._lives[event.shard] = reply.incarnation
         self._states.update((state.slice, state) for state in reply.states)
         if isinstance(reply, Pushed):
-            slices = self._shards[event.shard]
+            slices = self._shards[line]
             self._outcomes.update(zip(slices, reply.outcomes, strict=True))
         if self._open_exchange or self.phase is not Phase.EXCHANGING:
             return ()
@@ -322,13 +328,18 @@ class ReplicaSession(Machine):
 
     def _reconnected(self, event: Reconnected) -> tuple[SessionEffect, ...]:
         """Whether it had been applied, the shard knows by the block."""
-        request = self._open_exchange.get(event.shard)
-        return () if request is None else (ToShard(shard=event.shard, message=request),)
+        return tuple(request for request in self._requests_open() if request.shard == event.shard)
 
     def _tick(self, event: Tick) -> tuple[SessionEffect, ...]:
-        exchanges = (ToShard(shard=shard, message=message) for shard, message in self._open_exchange.items())
         asks = (ToCoordinator(message=ask) for ask in self._open_asks.values())
-        return (*exchanges, *asks)
+        return (*self._requests_open(), *asks)
+
+    def _requests_open(self) -> tuple[ToShard, ...]:
+        """What no shard has answered yet."""
+        return tuple(
+            ToShard(shard=shard, message=message, partition=partition)
+            for (partition, shard), message in self._open_exchange.items()
+        )
 
     def _late(self, event: Any) -> tuple[SessionEffect, ...]:
         self.num_dropped += 1

@@ -21,6 +21,9 @@ from squall.wire.messages import (
     Returned,
 )
 
+EVERY_PARTITION = -1
+"""In a `Worker`: one that fetches the slices of all partitions, and pushes nothing."""
+
 
 class Worker(Noun, frozen=True, kw_only=True):
     """The process that runs one partition of one replica, in its `incarnation`-th life."""
@@ -32,6 +35,12 @@ class Worker(Noun, frozen=True, kw_only=True):
     @property
     def place(self) -> tuple[int, int]:
         return self.replica, self.partition
+
+    def beside(self, partition: int) -> "Worker":
+        """The worker of another partition in the same life of the same replica."""
+        if partition == self.partition:
+            return self
+        return Worker(replica=self.replica, partition=partition, incarnation=self.incarnation)
 
 
 # Events -----------------------------------------------------------------------------------------------

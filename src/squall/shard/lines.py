@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from squall.errors import RemoteProtocolError
 from squall.model.exchange import ExchangePlan
 from squall.model.layout import SliceSpec
-from squall.shard.events import Answer, Apply, Attach, Detach, FromWorker, Worker, WriteOut
+from squall.shard.events import EVERY_PARTITION, Answer, Apply, Attach, Detach, FromWorker, Worker, WriteOut
 from squall.shard.tensors import ShardTensors, WorkerMemory
 from squall.wire.connection import Connection
 from squall.wire.control import AttachWorker
@@ -92,7 +92,9 @@ class SharedLines:
     def attach(self, told: AttachWorker, fds: tuple[int, ...]) -> Attach:
         """Take the ends of a worker's connection and memory that the launcher sends."""
         worker = Worker(replica=told.replica, partition=told.partition, incarnation=told.incarnation)
-        plan = ExchangePlan(self._specs, told.num_gradients)
+        own = told.partition
+        specs = tuple(spec for spec in self._specs if own in (spec.partition, EVERY_PARTITION))
+        plan = ExchangePlan(specs, told.num_gradients)
         views = plan.views(SharedArena.attach(fds[1], plan.num_bytes, writable=True))
         connection = Connection.from_fd(fds[0], told.name)
         self._tensors.attach(worker, WorkerMemory(gradients=views.gradients, buffers=views.buffers))

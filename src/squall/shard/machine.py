@@ -17,6 +17,7 @@ from squall.errors import RemoteProtocolError
 from squall.machines import Machine, key_of
 from squall.shard.books import SliceBook
 from squall.shard.events import (
+    EVERY_PARTITION,
     Answer,
     Applied,
     Apply,
@@ -297,7 +298,8 @@ class ShardMachine(Machine):
         return tuple(book.state(self.incarnation) for book in books)
 
     def _books_of(self, worker: Worker) -> list[SliceBook]:
-        return [book for book in self.books.values() if book.partition == worker.partition]
+        own = worker.partition
+        return [book for book in self.books.values() if own in (book.partition, EVERY_PARTITION)]
 
     # The update that runs -----------------------------------------------------------------------------
 

@@ -196,7 +196,7 @@ def _check_sum(path: Path, expected: str | None) -> None:
 
 
 def relaid(checkpoint: Checkpoint, layout: Layout) -> tuple[list[SliceState], list[SliceBook]]:
-    """The checkpoint's slices cut anew, for another number of shards.
+    """The checkpoint's slices cut anew, for another number of shards, or another cut over partitions.
 
     Raises:
         ConfigError: its slices hold different blocks, so that a new cut would belong to no one state.
@@ -218,7 +218,7 @@ def relaid(checkpoint: Checkpoint, layout: Layout) -> tuple[list[SliceState], li
         name: _cut_anew(old, layout, [_slot(state, name) for state in checkpoint.states]) for name in names
     }
     steps = {
-        segment.tensor: int(count)
+        old.space.tensors[segment.tensor].name: int(count)
         for state in checkpoint.states
         for segment, count in zip(state.spec.segments, state.steps, strict=True)
     }
@@ -230,7 +230,8 @@ def relaid(checkpoint: Checkpoint, layout: Layout) -> tuple[list[SliceState], li
             params=params[spec.slice],
             slots={name: slots[name][spec.slice] for name in names},
             steps=torch.tensor(
-                [steps[segment.tensor] for segment in spec.segments], dtype=torch.int64
+                [steps[layout.space.tensors[segment.tensor].name] for segment in spec.segments],
+                dtype=torch.int64,
             ).numpy(),
             minibatches=book.minibatches,
         )
@@ -251,8 +252,5 @@ def _slot(state: SliceState, name: str) -> Tensor:
 
 
 def _cut_anew(old: Layout, new: Layout, vectors: Sequence[Tensor]) -> list[Tensor]:
-    flat = {}
-    for dtype in old.space.dtypes:
-        parts = sorted((spec for spec in old.slices if spec.dtype == dtype), key=lambda spec: spec.start)
-        flat[dtype] = torch.cat([vectors[spec.slice] for spec in parts])
-    return split(new, flat)
+    wholes = assemble(old, vectors)
+    return split(new, {dtype: new.space.flat_of(wholes, dtype) for dtype in new.space.dtypes})

@@ -95,14 +95,17 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def open(cls, path: Path) -> "RunDirectory":
+    def open(cls, path: Path, *, is_new: bool = False) -> "RunDirectory":
         """Find a run that is there.
+
+        Args:
+            is_new: it may be missing, since what it goes on from is kept elsewhere, too.
 
         Raises:
             ConfigError: there is none.
         """
         directory = cls(path.absolute())
-        if not directory.job.is_file():
+        if not is_new and not directory.job.is_file():
             raise ConfigError(
                 subject=f"the run directory {str(path)!r}",
                 expected="a run: a directory with a job.json",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
@@ -52,6 +53,7 @@ class Execution:
         checkpoints: of the run; the last is stored when nothing more is pushed, and sealed by whoever asked.
         may_go_on: asked often; a text says why the run should stop.
         clock: of the run.
+        on_sealed: called with the folder of each checkpoint that has become whole.
     """
 
     prepared: Prepared
@@ -61,10 +63,12 @@ class Execution:
     checkpoints: CheckpointKeeper
     may_go_on: Callable[[], str | None]
     clock: "RunClock"
+    on_sealed: Callable[[Path], None] = lambda folder: None
 
     def seal(self) -> None:
         """Complete the checkpoint that is on its way, if all of it is there."""
         if (sealed := self.checkpoints.seal()) is not None:
+            self.on_sealed(sealed.path)
             told = Checkpointed(time_s=self.now(), path=str(sealed.path), minibatches=sealed.minibatches)
             self.recorder.happened(told)
 

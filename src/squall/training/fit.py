@@ -4,7 +4,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from time import monotonic, time
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from squall.errors import ConfigError, RunError, SquallError
+from squall.errors import ConfigError, RunError, RunExistsError, SquallError
 from squall.faults import in_words
 from squall.model.parameters import master_dtype
 from squall.observe.events import Ended, Evaluated, Event
@@ -33,6 +33,7 @@ from squall.training.job import Job
 from squall.training.keeping import CheckpointKeeper
 from squall.training.prepare import Prepared, prepare
 from squall.training.recorder import NO_BETTER, Patience, Recorder
+from squall.training.remote import Copying, RemoteCheckpoints
 from squall.training.run import MODELLED, Run
 
 Publish = Callable[[Event], None]
@@ -78,17 +79,21 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
             got=repr(job.durability),
             remedy="Use cluster=squall.Local(), or checkpoint_every=.",
         )
-    checkpoint = _checkpoint_of(job) if resume else None
+    remote = _remote(job, resume)
+    checkpoint = _checkpoint_of(job, remote) if resume else None
     prepared = prepare(job, checkpoint)
     began -= prepared.time_s
     directory = (
-        RunDirectory.open(job.directory) if resume and job.directory else RunDirectory.create(job.directory)
+        RunDirectory.open(job.directory, is_new=remote is not None)
+        if resume and job.directory
+        else RunDirectory.create(job.directory)
     )
     compute = MODELLED if cluster.is_modelled else "real"
     _describe(directory, prepared, began_at=time() - (monotonic() - began), compute=compute)
     if resume:
         roll_back(directory, prepared)
     best = _best_keeper(prepared, directory)
+    copying = Copying(remote, job.keep_checkpoints)
     with MetricsLog(directory.metrics) as log, _told(publish, job.loggers) as told:
         recorder = _recorder(prepared, log, told, best)
         execution = Execution(
@@ -99,15 +104,19 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
             checkpoints=CheckpointKeeper(directory.checkpoints, prepared),
             may_go_on=lambda: stop.why or recorder.reason_to_stop(),
             clock=RunClock(began),
+            on_sealed=copying.sealed,
         )
         try:
             stop.is_heard = True
             ending = cluster.run(execution)
             _write_traffic(directory, ending)
             model = None if cluster.is_modelled else _finish(execution, ending)
+            copying.close()
             if ending.error is not None:
                 raise ending.error
         except SquallError as error:
+            with suppress(RunError):
+                copying.close()
             why = "diverged" if "diverged" in str(error) else "failed"
             _write_result(execution, why=why, error=str(error), speed_of=None)
             recorder.happened(Ended(time_s=execution.now(), why=why, error=str(error)))
@@ -141,11 +150,30 @@ def _check_modelled(job: Job, resume: bool) -> None:
             )
 
 
-def _checkpoint_of(job: Job) -> Checkpoint:
+def _remote(job: Job, resume: bool) -> RemoteCheckpoints | None:
+    """Where checkpoints are copied to, if the job says so; a new run must not mix its own with those of another."""
+    if job.checkpoint_to is None:
+        return None
+    remote = RemoteCheckpoints(job.checkpoint_to)
+    if not resume and remote.whole():
+        raise RunExistsError(
+            subject=f"Job(checkpoint_to={job.checkpoint_to!r})",
+            expected="a place without checkpoints",
+            got=f"{len(remote.whole())} of another run",
+            remedy="Choose another, or go on with that run: resume=True.",
+        )
+    return remote
+
+
+def _checkpoint_of(job: Job, remote: RemoteCheckpoints | None) -> Checkpoint:
     if job.directory is None:
         raise ConfigError(
             subject="resume=True", expected="out=, the directory of the run to go on with", got="out=None"
         )
+    if remote is not None:
+        checkpoints = RunDirectory.open(job.directory, is_new=True).checkpoints
+        remote.bring(checkpoints)
+        return newest_checkpoint(checkpoints)
     return newest_checkpoint(RunDirectory.open(job.directory).checkpoints)
 
 
@@ -211,7 +239,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
     }
     for name in (
         "replicas",
-        "partitions",
+        "microbatches",
         "shards",
         "epochs",
         "steps",
@@ -224,6 +252,7 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
         "durability",
     ):
         told[name] = _plain(getattr(job, name))
+    told["partitions"] = job.num_partitions
     directory.write_json(directory.job, told)
     rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
     write_atomic(directory.plan, plan_svg(rows, replicas=job.replicas, model=told["model"]))

@@ -13,8 +13,9 @@ from squall.errors import ConfigError
 from squall.faults import Fault, faults_of
 from squall.model.objective import Loss, Metric, Step
 from squall.model.precision import check_precision
+from squall.partition.model_plan import Plan
 from squall.training.durability import Durability, check_durability
-from squall.training.strategies import Downpour, expect_whole, not_built
+from squall.training.strategies import Downpour, expect_whole
 
 ModelLike = nn.Module | Callable[[], nn.Module]
 
@@ -51,7 +52,11 @@ class Job:
         test: what to evaluate on, of the same kinds as `train`.
         metrics: name to ``function(output, target)``; cross_entropy brings "accuracy".
         strategy: how replicas teach one another.
-        replicas, partitions, shards: how many of each; one partition for now.
+        replicas, shards: how many of each.
+        partitions: over how many workers each replica's model is cut: a number, or what `squall.plan` made. A number
+            cuts through layers; with `microbatches`, between layers.
+        microbatches: in how many parts, at most, a minibatch is computed by a model that is cut, so that workers whose
+            layers follow one another are busy at the same time. The gradient is the same.
         batch_size: examples in a minibatch; a DataLoader's own wins.
         epochs, steps, time_s: the run ends at whichever comes first; none given: one epoch. `steps` counts
             minibatches over all replicas.
@@ -83,6 +88,9 @@ class Job:
         progress: show the live view.
         loggers: told every event, as `squall.TensorBoard(directory)`.
         keep_checkpoints: how many whole checkpoints stay, the newest ones; the last whole one is never removed.
+        checkpoint_to: a URL of fsspec's, as ``"s3://bucket/runs/a"``: each whole checkpoint is copied there while the run goes
+            on, its manifest last, and as many stay as here; `fit` returns when the last one is there.
+            ``resume=True`` goes on from there, too, also where the run directory is gone.
         chaos: what is to go wrong, in the language of `squall.faults`, as in ``"kill:replica@p=0.01"``; drawn from the
             run's seed.
 
@@ -103,7 +111,8 @@ class Job:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     strategy: Downpour = field(default_factory=Downpour)
     replicas: int = 2
-    partitions: int = 1
+    partitions: int | Plan = 1
+    microbatches: int = 1
     shards: int = 1
     batch_size: int = 64
     epochs: int | None = None
@@ -129,6 +138,7 @@ class Job:
     loggers: tuple[Any, ...] = ()
     chaos: str | Sequence[Fault] = ()
     keep_checkpoints: int = 2
+    checkpoint_to: str | None = None
     recipe: Recipe | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +148,9 @@ class Job:
         faults_of(self.chaos, "Job(chaos=)")
 
     def _check_counts(self) -> None:
-        for name in ("replicas", "partitions", "shards", "batch_size", "keep_checkpoints"):
+        for name in ("replicas", "partitions", "microbatches", "shards", "batch_size", "keep_checkpoints"):
+            if name == "partitions" and isinstance(self.partitions, Plan):
+                continue
             expect_whole(f"Job({name}=)", getattr(self, name), 1)
         for name in ("epochs", "steps", "threads", "patience"):
             if getattr(self, name) is not None:
@@ -192,12 +204,17 @@ class Job:
             )
 
     def _check_not_built(self) -> None:
-        defaults: dict[str, Any] = {
-            "partitions": 1,
-        }
-        for name, default in defaults.items():
-            if getattr(self, name) != default:
-                raise not_built(f"Job({name}=)", repr(default))
+        if self.num_partitions > 1 and self.durability != "none":
+            raise ConfigError(
+                subject="Job(durability=) of a model that is cut over partitions",
+                expected='"none"',
+                got=repr(self.durability),
+                remedy="This version does not have both yet: use checkpoint_every=, or partitions=1.",
+            )
+
+    @property
+    def num_partitions(self) -> int:
+        return self.partitions.partitions if isinstance(self.partitions, Plan) else self.partitions
 
     @property
     def faults(self) -> tuple[Fault, ...]:

@@ -21,6 +21,7 @@ from squall.model.layout import Layout
 from squall.model.objective import Objective, accuracy, pair
 from squall.model.parameters import ParameterSpace
 from squall.model.randomness import random_state_kept, seed_everything
+from squall.partition.cut import Cut
 from squall.replica.compute import Task
 from squall.replica.data_worker import DataWorkers
 from squall.replica.downpour import DownpourLoop
@@ -30,6 +31,7 @@ from squall.rules.rule import Rule
 from squall.shard.books import SliceBook
 from squall.slices import Cover
 from squall.training.checkpoint import Checkpoint, relaid
+from squall.training.cutting import cut_of
 from squall.training.evaluation import Evaluation
 from squall.training.job import Job
 
@@ -46,7 +48,8 @@ class Prepared:
         states, books: the slices as the run starts from them, in order.
         settled: blocks that a resumed run has already.
         identity: what decides which examples a position means.
-        threads: of torch in each replica.
+        cut: how each replica's model is cut over workers; None: each is one.
+        threads: of torch in each worker.
         workers: processes that load minibatches for each replica.
         device: where replicas compute.
         starts: how often this run has been started before.
@@ -67,6 +70,7 @@ class Prepared:
     books: tuple[SliceBook, ...]
     settled: BlockSet
     identity: Mapping[str, Any]
+    cut: Cut | None
     threads: int
     workers: DataWorkers
     device: torch.device
@@ -100,6 +104,7 @@ class Prepared:
             seed=self.job.seed,
             workers=self.workers,
             device=self.device,
+            cut=self.cut,
         )
 
     @property
@@ -155,7 +160,9 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
     model = build(job)
     if checkpoint is not None:
         set_buffers(model, dict(checkpoint.buffers))
-    space = ParameterSpace.of(model)
+    whole = ParameterSpace.of(model)
+    cut = cut_of(job, model, objective, minibatches, data_workers=workers.num)
+    space = whole if cut is None else cut.space(whole)
     layout = Layout.balanced(space, job.shards)
     rule = rule_per_tensor(job.strategy.rule, space)
     identity = {
@@ -164,7 +171,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         "drop_last": loading.drop_last,
         "shuffle": job.shuffle,
         "seed": job.seed,
-        "schema": space.schema_hash,
+        "schema": whole.schema_hash,
         "rule": state_form(job.strategy.rule),
     }
     if checkpoint is None:
@@ -187,7 +194,8 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         books=tuple(books),
         settled=BlockSet() if checkpoint is None else checkpoint.settled,
         identity=identity,
-        threads=job.threads or max(1, (os.cpu_count() or 1) // job.replicas),
+        cut=cut,
+        threads=job.threads or max(1, (os.cpu_count() or 1) // (job.replicas * job.num_partitions)),
         workers=workers,
         device=device,
         starts=0 if checkpoint is None else checkpoint.starts + 1,

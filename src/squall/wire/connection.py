@@ -6,11 +6,12 @@ from typing import Any, get_args
 from squall.wire.channel import Channel
 from squall.wire.codec import Codec
 from squall.wire.control import Control
+from squall.wire.crew import Crew
 from squall.wire.joining import Joining
 from squall.wire.messages import Message
 from squall.wire.stream import StreamChannel
 
-CODEC = Codec(*get_args(Message), *get_args(Joining), *get_args(Control))
+CODEC = Codec(*get_args(Message), *get_args(Joining), *get_args(Control), *get_args(Crew))
 
 
 class Connection:

@@ -12,7 +12,7 @@ import squall
 from squall.bench.figure import Ratio, Report, Series, Settings
 from squall.bench.nets import Net, small_net
 from squall.bench.place import Place
-from squall.bench.relay import Relays
+from squall.cluster.relay import Relays
 
 BATCH_SIZE = 16
 REPLICAS = 2

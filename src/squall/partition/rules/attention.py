@@ -81,7 +81,7 @@ def _with_dropout(call: Call, scores: Region, allowed: Tensor | None) -> Kernel:
             logits = logits.masked_fill(~allowed, -math.inf)
         for each in mask:
             logits = logits.masked_fill(~each, -math.inf) if each.dtype == torch.bool else logits + each
-        weights = dropped(logits.softmax(-1), scores, named["dropout_p"], draw, call.site)
+        weights = dropped(logits.softmax(-1), scores, named["dropout_p"], draw, call)
         return weights @ value
 
     return run

@@ -146,7 +146,7 @@ class Dropout(ExactRule):
         if not named["train"] or probability == 0:
             return lambda tensors, draw: tensors[0]
         masked = self.masked(out)
-        return lambda tensors, draw: dropped(tensors[0], masked, probability, draw, call.site)
+        return lambda tensors, draw: dropped(tensors[0], masked, probability, draw, call)
 
     def masked(self, out: AnyRegion) -> AnyRegion:
         """What has a random number of its own."""
@@ -163,11 +163,11 @@ class FeatureDropout(Dropout):
         return Region(maps.shape[:2], maps.axes[:2])
 
 
-def dropped(value: Tensor, region: AnyRegion, probability: float, draw: Draw, site: int) -> Tensor:
-    """A piece after dropout; what is kept is scaled by ``1 / (1 - probability)``."""
+def dropped(value: Tensor, region: AnyRegion, probability: float, draw: Draw, call: Call) -> Tensor:
+    """A piece of a call's output after dropout; what is kept is scaled by ``1 / (1 - probability)``."""
     if probability >= 1:
         return value * 0
-    keep = keep_mask(region, 1 - probability, draw, site)
+    keep = keep_mask(region, 1 - probability, draw, call.site, call.example_axis)
     keep = keep.reshape(keep.shape + (1,) * (value.dim() - keep.dim()))
     return value * keep.to(value.dtype).mul_(1 / (1 - probability))
 

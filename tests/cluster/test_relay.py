@@ -1,4 +1,4 @@
-"""Tests of squall.bench.relay: what passes is passed on whole, and counted, each way for itself.
+"""Tests of squall.cluster.relay: what passes is passed on whole, and counted, each way for itself.
 
 Faults planted here by hand, each seen to fail a test: both ways counted together · an end that closes both ways at once ·
 counts kept when they should be forgotten.
@@ -7,7 +7,7 @@ counts kept when they should be forgotten.
 import socket
 import threading
 
-from squall.bench.relay import Relays
+from squall.cluster.relay import Relays
 
 
 def answering(listening: socket.socket, answer: bytes, got: list[bytes]) -> None:

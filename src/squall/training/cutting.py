@@ -1,0 +1,67 @@
+"""From a job to the cut of its model: the training graph, the plan, and what cannot be cut yet."""
+
+from torch import nn
+
+from squall.data.minibatches import Minibatches
+from squall.errors import ConfigError
+from squall.model.capture import capture
+from squall.model.captured import Captured
+from squall.model.device import CPU, device_of
+from squall.model.objective import Objective
+from squall.model.randomness import random_state_kept
+from squall.partition import planner
+from squall.partition.coupling import refuse_coupled
+from squall.partition.cut import Cut, WithLoss
+from squall.partition.model_plan import Plan
+from squall.training.job import Job
+
+
+def cut_of(
+    job: Job, model: nn.Module, objective: Objective, minibatches: Minibatches, *, data_workers: int
+) -> Cut | None:
+    """How the job's model is cut; None for one partition.
+
+    A number of partitions cuts through layers, each over all partitions; with microbatches, whole layers go to
+    partitions, which then work at the same time on different microbatches.
+
+    Raises:
+        ConfigError: the plan does not fit the model, or the job asks for what cut models do not have yet.
+        ModelError: the model cannot be captured.
+    """
+    if job.partitions == 1 and job.microbatches == 1:
+        return None
+    _refuse_not_built(job, data_workers)
+    captured = captured_for(model, objective, minibatches)
+    if isinstance(job.partitions, Plan):
+        plan = job.partitions.on(captured.graph)
+    else:
+        make = planner.vertical if job.microbatches == 1 else planner.horizontal
+        plan = make(captured.graph, job.partitions)
+    plan.check(captured.graph)
+    cut = Cut(captured=captured, plan=plan, microbatches=job.microbatches)
+    if job.microbatches > 1:
+        refuse_coupled(captured.graph, cut.loss)
+    return cut
+
+
+def captured_for(model: nn.Module, objective: Objective, minibatches: Minibatches) -> Captured:
+    """The training graph of a model: a minibatch in, its mean loss out. Plans of a job are plans of this graph."""
+    with random_state_kept():
+        batch, _ = minibatches.load(0, 0)
+    return capture(WithLoss(model, objective), (batch,))
+
+
+def _refuse_not_built(job: Job, data_workers: int) -> None:
+    """Say what does not go together with partitions yet."""
+    for name, is_asked, instead in (
+        ("precision", job.precision is not None, "None"),
+        ("device", device_of(job.device) != CPU, "'cpu'"),
+        ("data_workers", data_workers > 0, "0, also in a DataLoader"),
+    ):
+        if is_asked:
+            raise ConfigError(
+                subject=f"Job({name}=) of a model that is cut over partitions",
+                expected=instead,
+                got=repr(getattr(job, name)),
+                remedy="This version does not have both yet: leave one out.",
+            )

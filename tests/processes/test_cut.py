@@ -1,0 +1,132 @@
+"""Replicas of two and three workers in real processes: equal to plain PyTorch, and dead or alive as a whole.
+
+Faults planted by hand, each seen to fail a test here: PLANTED
+"""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import squall
+from squall.cluster.local import Local
+from squall.observe.events import Evaluated, Left
+from tests.processes.helpers import applied_counts, is_alive, job, kill, processes, wait_until
+from tests.processes.test_failures import follow
+from tests.training import test_cutting as cut
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("settings", "norm"),
+    [({"partitions": 2, "shards": 2}, True), ({"partitions": 3, "microbatches": 4, "clip_norm": 0.3}, False)],
+    ids=["two, batch norm", "three, microbatches, clipped"],
+)
+def test_twenty_steps_in_processes_are_those_of_plain_pytorch(
+    local: Local, settings: dict[str, Any], norm: bool
+) -> None:
+    model = cut.network(norm=norm)
+    x, y = cut.data()
+
+    run = squall.fit(cut.job(model, cluster=local, test=(x, y), **settings))
+
+    expected, _ = cut.plain(model, clip_norm=settings.get("clip_norm"))
+    assert cut.furthest(run, expected) < 1e-8
+    with torch.no_grad():
+        assert torch.allclose(run.predict(x), expected.eval()(x), atol=1e-8)
+        loss = torch.nn.functional.cross_entropy(expected(x), y).item()
+    assert run.metrics["test_loss"] == pytest.approx(loss, abs=1e-8)
+    workers = {name for name in processes(run.path) if name.startswith("replica")}
+    assert workers == {f"replica0.{partition}" for partition in range(settings["partitions"])}
+
+
+def test_each_worker_talks_to_the_shards_with_its_own_parameters_and_to_its_colleagues(local: Local) -> None:
+    model = cut.network()
+    run = squall.fit(cut.job(model, cluster=local, partitions=2))
+    in_one_thread = squall.fit(cut.job(model, partitions=2))
+    traffic, expected = run.traffic(), in_one_thread.traffic()
+    assert {link for link in traffic if "coordinator" not in link} == set(expected)
+    for link, (num_bytes, _) in expected.items():
+        assert num_bytes <= traffic[link][0] < num_bytes * 1.05 + 10_000, (
+            "tensors, and small messages beside them"
+        )
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"overlap": True}, {"n_fetch": 4, "n_push": 2}], ids=["overlap", "rhythm"]
+)
+def test_two_replicas_of_two_workers_apply_every_block_once(local: Local, strategy: dict[str, Any]) -> None:
+    run = squall.fit(job(local, partitions=2, epochs=3, strategy=squall.Downpour(**strategy)))
+    counts = applied_counts(run)
+    assert set(counts.values()) == {1}
+    slices = {int(number) for number in run.ledger()["slice"]}
+    assert len(counts) == len(slices) * 3 * 40
+    assert {int(number) for number in run.ledger()["partition"]} == {0, 1}
+
+
+@pytest.mark.parametrize("victim", ["replica1.1", "replica1.0"])
+def test_a_worker_that_is_killed_takes_its_replica_along_and_no_block(
+    local: Local, tmp_path: Path, victim: str
+) -> None:
+    epochs = 8
+    handle = squall.start(job(local, partitions=2, epochs=epochs, out=tmp_path / "run"))
+    follow(handle, 60)
+    pids = processes(tmp_path / "run")
+    kill(pids[victim], signal.SIGKILL)
+    gone = [pids["replica1.0"], pids["replica1.1"]]
+    wait_until(lambda: not any(map(is_alive, gone)), 5.0, "both workers of the replica to end")
+
+    left = {event.role for event in handle.events() if isinstance(event, Left)}
+    run = handle.result(60)
+
+    assert left == {"replica1.0", "replica1.1"}
+    assert run.metrics["why"] == "epochs"
+    counts = applied_counts(run)
+    assert set(counts.values()) == {1}
+    assert len(counts) == len(set(run.ledger()["slice"].tolist())) * epochs * 40
+
+
+def test_the_only_replica_comes_back_whole_when_a_worker_of_it_is_killed(
+    local: Local, tmp_path: Path
+) -> None:
+    handle = squall.start(job(local, replicas=1, partitions=3, epochs=4, out=tmp_path / "run"))
+    follow(handle, 20)
+    before = processes(tmp_path / "run")
+    kill(before["replica0.2"], signal.SIGKILL)
+    run = handle.result(60)
+
+    after = processes(tmp_path / "run")
+    assert all(before[f"replica0.{p}"] != after[f"replica0.{p}"] for p in range(3))
+    counts = applied_counts(run)
+    assert set(counts.values()) == {1}
+    assert len(counts) == len(set(run.ledger()["slice"].tolist())) * 4 * 40
+
+
+def test_cut_models_over_tcp_are_refused_by_name(local_tcp: Local) -> None:
+    with pytest.raises(squall.ConfigError, match="TCP"):
+        squall.fit(job(local_tcp, partitions=2))
+
+
+def test_a_cut_model_is_evaluated_while_it_trains(local: Local, tmp_path: Path) -> None:
+    x, y = cut.data()
+    handle = squall.start(
+        cut.job(
+            cut.network(),
+            cluster=local,
+            partitions=2,
+            steps=60,
+            test=(x, y),
+            evaluate_every=1.0,
+            out=tmp_path / "run",
+        )
+    )
+    seen = [event for event in handle.events() if isinstance(event, Evaluated)]
+    handle.result(60)
+    while_it_trained = [event.versions for event in seen if event.versions]
+    assert while_it_trained
+    slices = {row["slice"] for row in json.loads((tmp_path / "run" / "job.json").read_text())["layout"]}
+    assert {len(versions) for versions in while_it_trained} == {len(slices)}
