@@ -1,6 +1,12 @@
 """A shard's snapshots and logs, on real files: whatever is torn or altered, what comes back is a state that was.
 
 The oracle is a list of the shard's states after each commit, kept in memory by plain copies.
+
+Faults planted here by hand, each seen to fail a test: commits that a later life did not have read again · a refused block
+not settled again · absent tensors forgotten · a snapshot without its end taken for whole · minibatches not restored · the
+older snapshot removed with the first newer one · a log gone on with after a frame that was torn · a promise that holds
+again not told · a snapshot that shares memory with the shard · frames
+whose checksum, or whose size, is not looked at.
 """
 
 from collections.abc import Callable, Iterator

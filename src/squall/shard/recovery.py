@@ -115,8 +115,6 @@ class _Replay:
         path = self._place.path(generation, "log")
         frames = Frames(path)
         for commit, payload in _commits(frames):
-            if commit.number <= found.number:
-                continue
             if bound is not None and commit.number > bound:
                 break
             if commit.number != found.number + 1:
