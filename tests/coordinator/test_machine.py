@@ -20,6 +20,7 @@ from squall.coordinator.events import (
     Joined,
     Lost,
     Report,
+    ShardLost,
     Stop,
     Tick,
     ToReplica,
@@ -29,6 +30,7 @@ from squall.coordinator.machine import CoordinatorMachine, Phase
 from squall.coordinator.members import Patience
 from squall.coordinator.work import WorkPlan
 from squall.observe import events
+from squall.slices import Cover
 from squall.wire.messages import (
     Ask,
     Diverged,
@@ -39,6 +41,7 @@ from squall.wire.messages import (
     Recall,
     Refuse,
     Refused,
+    Returned,
 )
 
 
@@ -569,3 +572,117 @@ def test_with_nobody_left_the_run_waits_and_says_so() -> None:
     assert run.machine.waits(0.0) == ("the run waits for a replica: none is left",)
     run.join(0, incarnation=1)
     assert leases(run.ask(0)) == [(0, 0, 2)]
+
+
+# Shards that were killed --------------------------------------------------------------------------------
+
+
+def returned(run: Run, shard: int, incarnation: int, *firsts: int) -> tuple[Any, ...]:
+    """A shard has come back, with these blocks."""
+    everywhere = BlockSet.union(block(first) for first in firsts).blocks()
+    message = Returned(incarnation=incarnation, everywhere=everywhere)
+    return run.handle(FromShard(now=run.now, shard=shard, message=message))
+
+
+def closes(effects: tuple[Any, ...]) -> bool:
+    return any(isinstance(effect, Closed) for effect in effects)
+
+
+def test_what_a_shard_has_lost_is_handed_out_again_first_and_closed_without_a_second_word() -> None:
+    run = Run(replicas=1, blocks=4).start()
+    for first in range(2):
+        run.done(0, first, lives=((0, 0), (1, 0)))
+
+    effects = returned(run, 1, 1, 1)
+
+    (event,) = news(effects, events.Recovered)
+    assert (event.role, event.incarnation, event.lost) == ("shard1", 1, 1)
+    effects = run.done(0, 2, lives=((0, 0), (1, 1)))
+    assert leases(effects) == [(0, 0, 2)]
+    assert news(effects, events.Redone)[0].why == "shard1 came back without it"
+    assert not closes(run.done(0, 0, attempt=2, lives=((0, 0), (1, 1))))
+    run.done(0, 3, lives=((0, 0), (1, 1)))
+    assert run.machine.settled.num_minibatches == 4
+
+
+def test_a_shard_that_has_lost_nothing_has_nothing_done_again() -> None:
+    run = Run(replicas=1, blocks=4).start()
+    run.done(0, 0, lives=((0, 0), (1, 0)))
+
+    effects = returned(run, 0, 1, 0)
+
+    assert news(effects, events.Recovered)[0].lost == 0
+    assert leases(effects) == []
+    assert run.machine.settled.num_minibatches == 1
+
+
+def test_a_word_of_a_past_life_counts_only_for_what_came_back() -> None:
+    """The replica was told by the shard, the shard died, and the replica's report comes last."""
+    run = Run(replicas=1, blocks=4).start()
+    returned(run, 0, 1)
+
+    effects = run.done(0, 0, lives=((0, 0), (1, 0)))
+
+    assert leases(effects) == [(0, 0, 2)]
+    assert closes(run.done(0, 0, attempt=2, lives=((0, 1), (1, 0))))
+
+
+def test_the_first_word_of_a_life_is_heard_once() -> None:
+    run = Run(replicas=1, blocks=4).start()
+    run.done(0, 0, lives=((0, 0), (1, 0)))
+    assert returned(run, 0, 1)
+
+    assert returned(run, 0, 1) == ()
+    assert returned(run, 0, 0) == ()
+
+
+def test_a_refused_block_that_a_shard_has_lost_is_settled_again_by_it_alone_and_not_told_again() -> None:
+    run = Run(replicas=2, blocks=3).start()
+    first = run.held(0)
+    run.bad(0, first)
+    run.bad(1, run.held(1))
+    while run.machine.refused == {}:
+        (held,) = [
+            replica for replica, member in run.machine.members.items() if block(first) in member.leases
+        ]
+        run.bad(held, first)
+        run.settle(first)
+
+    effects = returned(run, 1, 1)
+
+    asked = [(effect.shard, effect.message.block.first) for effect in effects if isinstance(effect, ToShard)]
+    assert (1, first) in asked
+    assert (0, first) not in asked
+    message = Refused(request=9, block=block(first), outcomes=(Outcome.REFUSED,))
+    effects = run.handle(FromShard(now=run.now, shard=1, message=message))
+    assert not news(effects, events.Refused)
+    assert run.machine.settled.cover(block(first)) is Cover.CONTAINED
+
+
+def test_while_a_shard_is_gone_nobody_is_overdue_and_the_wait_is_told() -> None:
+    run = Run(replicas=1).start()
+    run.handle(ShardLost(now=run.now, shard=1))
+
+    run.tick(100.0)
+
+    assert not run.machine.members[0].is_overdue
+    assert "the run waits for shard1 to come back, since 100 s" in run.machine.waits(run.now)
+    returned(run, 1, 1)
+    run.tick(29.0)
+    assert not run.machine.members[0].is_overdue
+    assert not any("shard1" in wait for wait in run.machine.waits(run.now))
+    run.tick(2.0)
+    assert run.machine.members[0].is_overdue
+
+
+def test_what_is_lost_when_all_leave_is_said_to_be_the_end() -> None:
+    run = Run(replicas=1, blocks=4).start()
+    run.done(0, 0, lives=((0, 0), (1, 0)))
+    run.handle(Stop(now=run.now, why="stopped"))
+
+    returned(run, 0, 1)
+    effects = run.says(0, Goodbye())
+
+    assert [effect.why for effect in effects if isinstance(effect, Ended)] == [
+        "shard0 came back without 1 minibatches"
+    ]

@@ -1,7 +1,7 @@
 """Chaos on real processes: what a job is asked to suffer strikes, is told, and costs no block.
 
-Faults planted here by hand, each seen to fail a test: a pause that nobody ends · a kill told and not sent · `restart=` of a
-fault not heard of · another seed than the run's · chaos that goes on while the run is being saved.
+Faults planted here by hand, each seen to fail a test: a kill told and not sent · `restart=` of a fault not heard of · chance
+drawn from something else than the run's seed.
 """
 
 from pathlib import Path

@@ -1,9 +1,6 @@
 """Any process killed or stopped at any moment, from the first to the last: no hang, and every block in the model once.
 
 Moments are drawn from a seed. A few in each run of the suite; three hundred of roles, and thirty of launchers, by night.
-
-Faults planted here by hand, each seen to fail a test: a restarted replica known by its old incarnation · a pause that is
-never ended · blocks of a lost replica not handed out again · a checkpoint's ledger not rolled back.
 """
 
 import random

@@ -8,6 +8,7 @@ taken for that of another partition.
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from squall.blocks import Block, Outcome
@@ -17,6 +18,7 @@ from squall.replica.session import (
     FromShard,
     Phase,
     Quit,
+    Reconnected,
     ReplicaSession,
     ShardSlices,
     Started,
@@ -352,3 +354,34 @@ def test_without_shards_blocks_are_computed_and_reported_all_the_same() -> None:
 
     assert ask.message.finished is None
     assert report.message.finished.outcome is Outcome.APPLIED
+
+
+def test_what_a_shard_that_has_come_back_has_not_answered_is_sent_to_it_again() -> None:
+    talk = Talk().work()
+    talk.handle(COMPUTED)
+    pushes = [message for message in talk.sent if isinstance(message, Push)]
+    talk.pushed(0, pushes[0].request)
+
+    assert talk.handle(Reconnected(shard=0)) == ()
+    assert talk.handle(Reconnected(shard=1)) == (ToShard(shard=1, message=pushes[1]),)
+
+
+def test_a_push_names_the_life_whose_versions_it_is_based_on_and_a_report_the_lives_that_answered() -> None:
+    talk = Talk()
+    talk.handle(Started())
+    for shard, life in ((0, 3), (1, 0)):
+        known = tuple(msgspec.structs.replace(state, incarnation=life) for state in states(shard, 7))
+        reply = Fetched(request=1, incarnation=life, states=known)
+        talk.handle(FromShard(shard=shard, message=reply))
+    talk.lease(2)
+    talk.handle(COMPUTED)
+    pushes = [message for message in talk.sent if isinstance(message, Push)]
+    assert [push.incarnation for push in pushes] == [3, 0]
+    for shard, life in ((1, 1), (0, 3)):
+        outcomes = (Outcome.APPLIED,) * len(SHARDS[shard].slices)
+        reply = Pushed(request=3, incarnation=life, outcomes=outcomes, states=states(shard, 2))
+        talk.handle(FromShard(shard=shard, message=reply))
+
+    (report,) = [m.finished for m in talk.sent if isinstance(m, Ask) and m.finished is not None]
+    assert dict(report.lives) == {0: 3, 1: 1}
+    assert report.staleness == 0.0, "versions went back, staleness does not"

@@ -55,7 +55,9 @@ class Served:
         counted: what it told last of its traffic.
     """
 
-    def __init__(self, transport: Transport, layout: Layout, folder: Path) -> None:
+    def __init__(
+        self, transport: Transport, layout: Layout, folder: Path, durability: str | None = None
+    ) -> None:
         self.transport, self.layout, self.folder = transport, layout, folder
         self.token = new_token()
         self.counted: Counted | None = None
@@ -69,6 +71,7 @@ class Served:
             "began": 0.0,
             "directory": str(folder),
             "record": False,
+            "durability": durability,
         }
         door = None
         if transport == "tcp":

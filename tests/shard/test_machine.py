@@ -19,6 +19,7 @@ from squall.shard.events import (
     Apply,
     Attach,
     Close,
+    ComeBack,
     Detach,
     FromCoordinator,
     FromWorker,
@@ -31,7 +32,7 @@ from squall.shard.events import (
     WriteOut,
 )
 from squall.shard.machine import Phase, ShardMachine
-from squall.wire.messages import Diverged, Fetch, Fetched, Push, Pushed, Refuse, Refused
+from squall.wire.messages import Diverged, Fetch, Fetched, Push, Pushed, Refuse, Refused, Returned
 
 
 def worker(replica: int = 0, incarnation: int = 0, partition: int = 0) -> Worker:
@@ -349,3 +350,49 @@ def test_a_closed_shard_answers_nobody() -> None:
     shard.handle(Close())
     assert send(shard, push()) == send(shard, Fetch(request=2, into=0)) == ()
     assert shard.handle(FromCoordinator(message=Refuse(request=1, block=Block(0, 0, 0, 1)))) == ()
+
+
+# A later life -------------------------------------------------------------------------------------------
+
+
+def came_back(version: int) -> ShardMachine:
+    """A shard that came back with so many blocks, and one worker."""
+    book = SliceBook.new(0, 0)
+    for first in range(version):
+        book.take(Block(0, 0, first, first + 1), 1)
+    shard = ShardMachine(shard=0, incarnation=3, books=(book,))
+    shard.handle(Attach(worker=worker()))
+    return shard
+
+
+def test_a_shard_that_comes_back_says_what_all_its_slices_have() -> None:
+    books = [SliceBook.new(number, 0) for number in range(2)]
+    for book, first in ((books[0], 0), (books[1], 0), (books[1], 5)):
+        book.take(Block(0, 0, first, first + 2), 2)
+
+    (tell,) = ShardMachine(shard=0, incarnation=3, books=tuple(books)).handle(ComeBack())
+
+    assert tell == Tell(message=Returned(incarnation=3, everywhere=(Block(0, 0, 0, 2),)))
+
+
+def test_a_shard_without_slices_that_comes_back_has_lost_nothing() -> None:
+    (tell,) = ShardMachine(shard=0, incarnation=1, books=()).handle(ComeBack())
+
+    assert tell.message.everywhere is None
+
+
+def test_a_push_based_on_an_earlier_life_counts_from_what_is_left_of_it() -> None:
+    shard = came_back(4)
+    apply(shard, push(1, first=10, based_on=(4,), incarnation=3))
+
+    rows = [
+        only(apply(shard, push(number, first=number + 10, based_on=(told,), incarnation=2)), Record)
+        for number, told in ((2, 9), (3, 2))
+    ]
+
+    assert [(row.version, row.based_on, row.staleness) for row in rows] == [(6, 4, 1), (7, 2, 4)]
+
+
+def test_a_push_of_this_life_may_not_be_ahead_of_it() -> None:
+    with pytest.raises(RemoteProtocolError, match="at version 4, not 9"):
+        send(came_back(4), push(1, first=10, based_on=(9,), incarnation=3))

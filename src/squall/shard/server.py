@@ -265,6 +265,8 @@ class ShardServer:
         self._lines.before_apply(effect)
         done = self._tensors.apply(effect)
         if self._keeper is not None and isinstance(done, Applied):
+            if self._recorder is not None:
+                self._recorder.flush()  # what comes back from disk is recorded
             self._keeper.applied(effect.push.absent, self._tensors.applied)
         return done
 
