@@ -2,8 +2,8 @@
 
 Faults planted in `squall.model.deferred` by hand, each seen to fail a test: a random op without a seed of its own · its seed
 without the parameter's name · what an op read not made first · values that are given forgotten · the caller's generator
-not put back.
-Found here, not planted: torch's own initialisers do nothing on the meta device (`orthogonal_`).
+not put back · one tensor handed out twice · views of a result in another layout · torch's own initialisers told that a
+tensor is on the meta device, where they do nothing (`orthogonal_`; found here first, not planted).
 """
 
 import copy

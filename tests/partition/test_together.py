@@ -4,7 +4,8 @@ Faults planted by hand, each seen to fail a test here or beside it: a value sent
 partition · backward without waiting for another partition's gradient · the gradient of the first peer only · of the
 first reader only · a microbatch with the weight of a minibatch · pieces that go on after what is sent · torch's own mask
 for dropout · a gradient awaited from whoever reads an empty region (all wait for ever) · no limit on microbatches in
-flight · buffers that do not move. A gradient awaited behind `detach` was a fault found here, not planted.
+flight · buffers that do not move · microbatches that number their masks as if each were the minibatch. A gradient awaited
+behind `detach` was a fault found here, not planted.
 """
 
 from collections.abc import Callable
