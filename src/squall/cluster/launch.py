@@ -342,6 +342,9 @@ class Launch:
             case Failed():
                 heard.fail(_error(message))
             case Ready():
+                if role.kind == "shard" and role.incarnation > self._execution.prepared.starts:
+                    back = Joined(time_s=now, role=role.name, incarnation=role.incarnation)
+                    self._recorder.happened(back)
                 if role.kind != "replica":
                     self._recorder.serving(role.name)
                 if role.name in self._checkpoints.missing and self._last:
