@@ -65,6 +65,17 @@ def test_a_run_whose_replicas_are_all_killed_is_told_with_its_cause_and_what_is_
     assert f"next    squall resume {out}" in text
 
 
+@pytest.mark.processes
+def test_a_shard_that_came_back_is_told_to_have(local: Local, tmp_path: Path) -> None:
+    out, chaos = tmp_path / "run", "kill:shard0,restart=100ms@step=100"
+    squall.fit(job(local, threads=1, epochs=10, durability="ack", chaos=chaos, out=out))
+    told, _ = told_by_command(out)
+    assert (told["state"], told["minibatches"]) == ("done", 400)
+    [death] = told["deaths"]
+    assert death["role"] == "shard0"
+    assert 0.09 < death["back_s"] - death["time_s"] < 10.0
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_counts(tmp_path: Path) -> None:
     out = tmp_path / "run"
     squall.fit(

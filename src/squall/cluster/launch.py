@@ -393,6 +393,9 @@ class Launch:
             case Failed():
                 heard.fail(_error(message))
             case Ready():
+                if role.kind == "shard" and role.incarnation > self._execution.prepared.starts:
+                    back = Joined(time_s=now, role=role.name, incarnation=role.incarnation)
+                    self._recorder.happened(back)
                 if role.kind != "replica":
                     self._recorder.serving(role.name)
                 if role.kind == "coordinator" and self._started is not None:
