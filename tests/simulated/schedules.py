@@ -40,6 +40,8 @@ class Schedule:
     num_replicas: int = 3
     slices: tuple[tuple[int, ...], ...] = ((0,), (1,))
     """By shard, the slices that it holds; those without any come last."""
+    partitions: tuple[int, ...] = ()
+    """Of each slice, whose it is; not named: the first one's."""
     minibatches_per_epoch: int = 7
     n_fetch: int = 1
     overlaps: bool = False
@@ -121,6 +123,10 @@ def random_schedule(seed: int) -> Schedule:
         times = sorted(draw.uniform(0.0, 12.0) for _ in range(draw.randint(1, 4)))
         rests = num_replicas == 1 and draw.random() < 0.5
         schedule = replace(schedule, checkpoints=tuple(times), rests=rests)
+    cut = random.Random(f"cut {seed}")  # of its own, so that what is drawn above stays what it was
+    if cut.random() < 0.3:
+        owners = tuple(cut.randrange(2) for held in slices for _ in held)
+        schedule = replace(schedule, partitions=owners)
     return schedule
 
 
@@ -251,7 +257,10 @@ def _arithmetic(schedule: Schedule) -> ModelledArithmetic:
 
 
 def _books(schedule: Schedule) -> dict[int, list[SliceBook]]:
-    books = {shard: [SliceBook.new(n, 0) for n in held] for shard, held in enumerate(schedule.slices)}
+    books = {
+        shard: [SliceBook.new(n, schedule.partitions[n] if schedule.partitions else 0) for n in held]
+        for shard, held in enumerate(schedule.slices)
+    }
     if not schedule.settled and not schedule.ahead_of_books:
         return books
     for book in (book for held in books.values() for book in held):
