@@ -95,7 +95,9 @@ class ModelledArithmetic:
         self._written(effect.to, effect.into)
 
     def _written(self, worker: Worker, buffer: int) -> None:
-        assert self._in_use[worker.beside(0)] != buffer, "a shard writes into the buffer that its replica reads"
+        assert self._in_use[worker.beside(0)] != buffer, (
+            "a shard writes into the buffer that its replica reads"
+        )
 
     def record(self, shard: int, row: Record, now: float) -> None:
         self.rows.append((now, shard, row))
