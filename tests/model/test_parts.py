@@ -1,9 +1,8 @@
 """Tests of squall.model.parts, and of what is laid out and put together by parts, against NumPy.
 
-Faults planted by hand, each seen to fail a test here: axes with gaps taken as one range · runs that do not start anew at a
-gap · `put_` into the first range only · parts laid out by name alone, so that a partition's slices have gaps · a slice of
-two partitions · whole tensors put together from the first part · the hash without the part · rows of layout.json that
-count in the part.
+Faults planted by hand, each seen to fail a test here: axes with gaps taken as one range · runs that go on over a gap · slices of
+the first partition only · parts that are not put into their tensor · the hash without the part · rows of layout.json
+that count in the part.
 """
 
 import itertools

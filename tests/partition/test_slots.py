@@ -1,8 +1,7 @@
 """Tests of squall.partition.slots: every message of a step has memory of its own, of the right size.
 
 Faults planted by hand, each seen to fail a test here: gradients in the place of the values · one place for all
-microbatches · sizes in elements · places only for what lasts · the other two partitions' messages among them · an order that
-depends on who asks.
+microbatches · sizes in elements · other partitions' messages among them.
 """
 
 from itertools import combinations, pairwise

@@ -1,6 +1,7 @@
 """Replicas of two and three workers in real processes: equal to plain PyTorch, and dead or alive as a whole.
 
-Faults planted by hand, each seen to fail a test here: PLANTED
+Faults planted by hand, each seen to fail a test here, by its time-out: a lead that does not mind a lost worker · answers of
+shards to colleagues heard for one line only.
 """
 
 import json

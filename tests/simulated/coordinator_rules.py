@@ -274,7 +274,7 @@ class CoordinatorRules:
                     self.num_refuse_requests += 1
                     fate.request, fate.shards_left = self.num_refuse_requests, [shard]
                     self._ask_shards(block)
-                else:
+                elif not fate.holders:
                     self.back.append(block)
                     fate.why_again = f"shard{shard} came back without it"
 

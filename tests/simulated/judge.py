@@ -43,7 +43,12 @@ class Judge:
         self._coordinator: CoordinatorRules | None = rules
         self._epoch = 0
         self._loop = loop
-        self._slices = {shard: held for shard, held in enumerate(slices) if held}
+        partitions = {book.slice: book.partition for held in books.values() for book in held}
+        self._lines = {  # by partition and shard
+            (partition, shard): tuple(n for n in held if partitions[n] == partition)
+            for shard, held in enumerate(slices)
+            for partition in sorted({partitions[n] for n in held})
+        }
         self._replicas: dict[int, ReplicaRules] = {}  # by the identity of the session
         self._kept: list[Machine] = []  # so that no identity is used twice
         self._shards = [ShardRules(shard, incarnation, books[shard]) for shard in range(len(slices))]
@@ -78,7 +83,7 @@ class Judge:
 
     def _rules_of(self, session: ReplicaSession) -> ReplicaRules:
         if id(session) not in self._replicas:
-            self._replicas[id(session)] = ReplicaRules(self._loop, self._slices)
+            self._replicas[id(session)] = ReplicaRules(self._loop, self._lines)
             self._kept.append(session)
         return self._replicas[id(session)]
 

@@ -5,7 +5,7 @@ but the messages. When a fetch is due it says with a formula instead of a runnin
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -62,7 +62,7 @@ class _Flight:
 
     work: _Work | None
     fetches: bool
-    open: dict[int, Fetch | Push] = field(default_factory=dict)
+    open: dict[tuple[int, int], Fetch | Push] = field(default_factory=dict)  # by partition and shard
     states: dict[int, SliceState] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     lives: dict[int, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ Step: TypeAlias = Callable[[], Effects]
 class ReplicaRules:
     """Follows one life of one replica event by event."""
 
-    def __init__(self, loop: DownpourLoop, slices: dict[int, tuple[int, ...]]) -> None:
+    def __init__(self, loop: DownpourLoop, slices: Mapping[tuple[int, int], tuple[int, ...]]) -> None:
         self.loop = loop
         self.slices = slices
         self.buffer = 1
@@ -116,12 +116,17 @@ class ReplicaRules:
             case Tick():
                 open_now = self.flight.open if self.flight is not None else {}
                 again: Effects = [
-                    ToShard(shard=shard, message=message) for shard, message in open_now.items()
+                    ToShard(shard=shard, message=message, partition=partition)
+                    for (partition, shard), message in open_now.items()
                 ]
                 return again + [ToCoordinator(message=ask) for ask in self.asks.values()]
             case Reconnected(shard=shard):
-                request = self.flight.open.get(shard) if self.flight is not None else None
-                return [] if request is None else [ToShard(shard=shard, message=request)]
+                lines = self.flight.open.items() if self.flight is not None else ()
+                return [
+                    ToShard(shard=shard, message=message, partition=partition)
+                    for (partition, other), message in lines
+                    if other == shard
+                ]
             case Redirected():
                 resume = Resume(leases=tuple(self.leased.items()), done=tuple(self.answered[-64:]))
                 return [
@@ -159,14 +164,15 @@ class ReplicaRules:
 
     def _heard(self, event: FromShard) -> Effects:
         flight = self.flight
-        request = None if flight is None else flight.open.get(event.shard)
+        request = None if flight is None else flight.open.get((event.partition, event.shard))
         if flight is None or request is None or event.message.request != request.request:
             return self._drop()
-        del flight.open[event.shard]
+        line = event.partition, event.shard
+        del flight.open[line]
         flight.lives[event.shard] = event.message.incarnation
         flight.states |= {state.slice: state for state in event.message.states}
         if isinstance(event.message, Pushed):
-            flight.outcomes |= dict(zip(self.slices[event.shard], event.message.outcomes, strict=True))
+            flight.outcomes |= dict(zip(self.slices[line], event.message.outcomes, strict=True))
         if flight.open or self.landing is None:
             return []
         then, self.landing = self.landing, None
@@ -178,11 +184,14 @@ class ReplicaRules:
         self.flight = flight = _Flight(work, fetches)
         if self.slices:
             self.number += 1
-        for shard in self.slices:
-            flight.open[shard] = self._request(shard, work, fetches)
-        return [ToShard(shard=shard, message=message) for shard, message in flight.open.items()]
+        for line in self.slices:
+            flight.open[line] = self._request(line, work, fetches)
+        return [
+            ToShard(shard=shard, message=message, partition=partition)
+            for (partition, shard), message in flight.open.items()
+        ]
 
-    def _request(self, shard: int, work: _Work | None, fetches: bool) -> Fetch | Push:
+    def _request(self, line: tuple[int, int], work: _Work | None, fetches: bool) -> Fetch | Push:
         into = (0 if self.buffer else 1) if fetches else None
         if work is None:
             assert into is not None
@@ -194,8 +203,8 @@ class ReplicaRules:
             attempt=work.lease.attempt,
             minibatches=work.block.stop - work.block.first,
             examples=work.examples,
-            based_on=tuple(work.based_on[number].version for number in self.slices[shard]),
-            incarnation=work.based_on[self.slices[shard][0]].incarnation,
+            based_on=tuple(work.based_on[number].version for number in self.slices[line]),
+            incarnation=work.based_on[self.slices[line][0]].incarnation,
             absent=work.last.absent,
             not_finite=work.last.not_finite,
             buffer=work.buffer,

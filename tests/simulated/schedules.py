@@ -42,6 +42,8 @@ class Schedule:
     num_replicas: int = 3
     slices: tuple[tuple[int, ...], ...] = ((0,), (1,))
     """By shard, the slices that it holds; those without any come last."""
+    partitions: tuple[int, ...] = ()
+    """Of each slice, whose it is; not named: the first one's."""
     minibatches_per_epoch: int = 7
     n_fetch: int = 1
     overlaps: bool = False
@@ -133,6 +135,10 @@ def random_schedule(seed: int) -> Schedule:
             for _ in range(draw.randint(1, 3))
         ]
         schedule = replace(schedule, faults=(*schedule.faults, *kills))
+    cut = random.Random(f"cut {seed}")  # of its own, so that what is drawn above stays what it was
+    if cut.random() < 0.3:
+        owners = tuple(cut.randrange(2) for held in slices for _ in held)
+        schedule = replace(schedule, partitions=owners)
     return schedule
 
 
@@ -320,7 +326,10 @@ def _arithmetic(schedule: Schedule) -> ModelledArithmetic:
 
 
 def _books(schedule: Schedule) -> dict[int, list[SliceBook]]:
-    books = {shard: [SliceBook.new(n, 0) for n in held] for shard, held in enumerate(schedule.slices)}
+    books = {
+        shard: [SliceBook.new(n, schedule.partitions[n] if schedule.partitions else 0) for n in held]
+        for shard, held in enumerate(schedule.slices)
+    }
     if not schedule.settled and not schedule.ahead_of_books:
         return books
     for book in (book for held in books.values() for book in held):

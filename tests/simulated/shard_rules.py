@@ -54,6 +54,7 @@ def positions(block: Block) -> set[tuple[int, int, int]]:
 @dataclass
 class _Slice:
     number: int
+    partition: int = 0
     version: int = 0
     applied: set[tuple[int, int, int]] = field(default_factory=set)
     refused: set[tuple[int, int, int]] = field(default_factory=set)
@@ -98,7 +99,7 @@ class ShardRules:
         self.shard = shard
         self.incarnation = incarnation
         self.slices = [_slice(book, incarnation) for book in books]
-        self.talks: dict[int, _Talk] = {}
+        self.talks: dict[tuple[int, int], _Talk] = {}  # by replica and partition
         self.running: Apply | None = None
         self.queue: list[Any] = []
         self.is_diverged = self.is_closed = False
@@ -204,12 +205,14 @@ class ShardRules:
     def _take(self, event: Any) -> list[Any]:
         match event:
             case Attach(worker=worker):
-                talk = self.talks.get(worker.replica)
+                place = worker.replica, worker.partition
+                talk = self.talks.get(place)
                 if talk is None or worker.incarnation > talk.worker.incarnation:
-                    self.talks[worker.replica] = _Talk(worker)
+                    self.talks[place] = _Talk(worker)
             case Detach(worker=worker):
-                if worker.replica in self.talks and self.talks[worker.replica].worker == worker:
-                    del self.talks[worker.replica]
+                place = worker.replica, worker.partition
+                if place in self.talks and self.talks[place].worker == worker:
+                    del self.talks[place]
             case Applied():
                 return self._after_update([])
             case NotFinite(tensor=tensor):
@@ -245,7 +248,7 @@ class ShardRules:
         return []
 
     def _request(self, sender: Worker, message: Fetch | Push) -> list[Any]:
-        talk = self.talks.get(sender.replica)
+        talk = self.talks.get((sender.replica, sender.partition))
         if talk is None or talk.worker != sender or message.request < talk.newest:
             self.num_dropped += 1
             return []
@@ -254,23 +257,28 @@ class ShardRules:
             return [Answer(to=sender, message=talk.reply)]
         if isinstance(message, Push) and self.hold:
             places = positions(message.block)
-            is_new = any(not places <= known.applied | known.refused for known in self.slices)
+            is_new = any(not places <= known.applied | known.refused for known in self._of(sender))
             if is_new and not places <= self.let_in:
                 event = FromWorker(sender=sender, message=message)
                 self.outside += [] if event in self.outside else [event]
                 return []
         talk.newest, talk.reply = message.request, None
         if isinstance(message, Push):
-            new = [known.number for known in self.slices if self._verdict(known, message) is Outcome.APPLIED]
+            mine = self._of(sender)
+            new = [known.number for known in mine if self._verdict(known, message) is Outcome.APPLIED]
             if new:
                 self.running = Apply(sender=sender, push=message, slices=tuple(new))
                 return [self.running]
             return self._settled(sender, message, ())
+        own = self._of(sender)
         talk.reply = Fetched(
-            request=message.request, incarnation=self.incarnation, states=tuple(s.state for s in self.slices)
+            request=message.request, incarnation=self.incarnation, states=tuple(s.state for s in own)
         )
-        numbers = tuple(known.number for known in self.slices)
+        numbers = tuple(known.number for known in own)
         return [WriteOut(to=sender, slices=numbers, into=message.into), Answer(to=sender, message=talk.reply)]
+
+    def _of(self, sender: Worker) -> list[_Slice]:
+        return [known for known in self.slices if known.partition == sender.partition]
 
     def _verdict(self, known: _Slice, push: Push) -> Outcome:
         return known.verdict(push, self.is_diverged)
@@ -284,7 +292,8 @@ class ShardRules:
     def _settled(self, sender: Worker, push: Push, applied: tuple[int, ...]) -> list[Any]:
         rows: list[Any] = []
         outcomes = []
-        for known, told in zip(self.slices, push.based_on, strict=True):
+        own = self._of(sender)
+        for known, told in zip(own, push.based_on, strict=True):
             based_on = known.based_on(told, push)
             before = known.version
             outcome = self._verdict(known, push)
@@ -307,16 +316,16 @@ class ShardRules:
                     outcome=outcome,
                 )
             )
-        rest = tuple(known.number for known in self.slices if known.number not in applied)
+        rest = tuple(known.number for known in own if known.number not in applied)
         written = [WriteOut(to=sender, slices=rest, into=push.into)] if rest and push.into is not None else []
-        talk = self.talks.get(sender.replica)
+        talk = self.talks.get((sender.replica, sender.partition))
         if talk is None or talk.worker != sender:
             return rows + written
         talk.reply = Pushed(
             request=push.request,
             incarnation=self.incarnation,
             outcomes=tuple(outcomes),
-            states=tuple(known.state for known in self.slices),
+            states=tuple(known.state for known in own),
         )
         return [*rows, *written, Answer(to=sender, message=talk.reply)]
 
@@ -348,7 +357,7 @@ class ShardRules:
         return [*rows, Tell(message=told)]
 
     def _book(self, known: _Slice) -> SliceBook:
-        book = SliceBook.new(known.number, 0)
+        book = SliceBook.new(known.number, known.partition)
         book.version, book.minibatches = known.version, len(known.applied)
         for stage, epoch, position in sorted(known.applied | known.refused):
             book.settled.add(Block(stage, epoch, position, position + 1))
@@ -360,7 +369,10 @@ class ShardRules:
 def _slice(book: SliceBook, incarnation: int) -> _Slice:
     settled = {place for entry in book.settled.entries() for place in positions(Block(*entry))}
     refused = {place for entry in book.refused.entries() for place in positions(Block(*entry))}
-    return _Slice(book.slice, book.version, settled - refused, refused, incarnation, book.version)
+    applied = settled - refused
+    return _Slice(
+        book.slice, book.partition, book.version, applied, refused, incarnation, began_at=book.version
+    )
 
 
 def runs(places: list[tuple[int, int, int]]) -> list[Block]:

@@ -19,4 +19,6 @@ KIND_OF: dict[type, str] = {
     messages.Held: "hold.reply",
     messages.Release: "release",
     messages.Released: "release.reply",
+    messages.Inquire: "inquire",
+    messages.Books: "inquire.reply",
 }

@@ -80,7 +80,7 @@ class ModelledArithmetic:
     def apply(self, shard: int, effect: Apply) -> Applied | NotFinite:
         block = effect.push.block
         expected = [(block.epoch, position) for position in range(block.first, block.stop)]
-        assert self._gradient[effect.sender, effect.push.buffer] == expected, (
+        assert self._gradient[effect.sender.beside(0), effect.push.buffer] == expected, (
             "the gradient buffer holds another block"
         )
         if (tensor := self._ruins(shard, effect)) is not None:
@@ -95,7 +95,9 @@ class ModelledArithmetic:
         self._written(effect.to, effect.into)
 
     def _written(self, worker: Worker, buffer: int) -> None:
-        assert self._in_use[worker] != buffer, "a shard writes into the buffer that its replica reads"
+        assert self._in_use[worker.beside(0)] != buffer, (
+            "a shard writes into the buffer that its replica reads"
+        )
 
     def record(self, shard: int, row: Record, now: float) -> None:
         self.rows.append((now, shard, row))

@@ -562,8 +562,9 @@ class World:
         assert self._come_back is not None, "nothing was said of what survives a shard"
         self.shards[index] = self._come_back(index, self.shards[index])
         self._away.discard(index)
-        for worker in self.workers.values():
-            self._serve(index, shard.Attach(worker=worker))
+        for lead in self.workers.values():
+            for worker in self._workers_of(lead):
+                self._serve(index, shard.Attach(worker=worker))
         self._serve(index, shard.ComeBack())
         if not any(held.shard == index for held in self._slices):
             return
@@ -584,10 +585,10 @@ class World:
         self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]
     ) -> None:
         if not self._is_disturbed or isinstance(message, _FIRST_WORDS):
-            self._at(self._transfer(sender, receiver, message), receiver, arrive)
+            self._at(self._transfer(sender, receiver, message), _role(receiver), arrive)
             return
         kind = KIND_OF[type(message)]
-        if self._is_cut(sender, receiver):
+        if self._is_cut(_role(sender), _role(receiver)):
             return
         if any(
             fault.kind in (kind, "*") and self._random.random() < fault.probability for fault in self._drops
@@ -598,7 +599,7 @@ class World:
             for fault in self._duplicates
         )
         for _ in range(copies):
-            self._at(self._latency() + self._transfer(sender, receiver, message), receiver, arrive)
+            self._at(self._latency() + self._transfer(sender, receiver, message), _role(receiver), arrive)
 
     def _transfer(self, sender: str, receiver: str, message: messages.Message) -> float:
         """Seconds until a link has passed on this message, behind what it is passing on already."""
@@ -625,8 +626,17 @@ class World:
 
 
 def _name(worker: Worker) -> str:
-    """As faults and links call it: a replica is alive or dead as a whole, and its lead has its name."""
+    """As links call it: a replica's lead has the replica's own name."""
     return f"replica{worker.replica}.{worker.partition}" if worker.partition else f"replica{worker.replica}"
+
+
+def _role(name: str) -> str:
+    """As faults call it: all workers of a replica are dead, paused or cut off together.
+
+    >>> _role("replica2.1"), _role("shard0")
+    ('replica2', 'shard0')
+    """
+    return name.partition(".")[0]
 
 
 def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:

@@ -363,6 +363,8 @@ class CoordinatorMachine(Machine):
         self._remember(member, ask.request)
         effects: tuple[CoordinatorEffect, ...] = ()
         if ask.finished is not None:
+            if self._recovery is not None:  # leased by the coordinator before, which may have told nobody
+                self._reach(ask.finished.block)
             effects = self._finished(member, ask.finished, event.now)
         self._awaited.discard(member.replica)
         member.heard = event.now
@@ -685,8 +687,9 @@ class CoordinatorMachine(Machine):
                 effects.extend(self._ask_to_settle(block))
                 continue
             self._reopened.add(block)
-            self._returned[block] = None
-            self._why_again[block] = f"shard{shard} came back without it"
+            if block not in self._leased:  # else whoever holds it, though another has finished it, does it again
+                self._returned[block] = None
+                self._why_again[block] = f"shard{shard} came back without it"
         return tuple(effects)
 
     # After a coordinator that was lost --------------------------------------------------------------------
