@@ -6,9 +6,11 @@ without its time · text behind a fault passed over · the place of an error cou
 """
 
 import random
+from typing import get_args
 
 import pytest
 
+from squall.cluster.kinds import KIND_OF
 from squall.errors import ConfigError
 from squall.faults import (
     KINDS,
@@ -26,6 +28,7 @@ from squall.faults import (
     in_words,
     parse,
 )
+from squall.wire.messages import Message
 
 
 @pytest.mark.parametrize(
@@ -128,3 +131,8 @@ def test_faults_are_taken_as_text_or_as_values_and_nothing_else() -> None:
             ConfigError, match=r"Job\(chaos=\): expected a text of faults, or a sequence of them"
         ):
             faults_of(told, "Job(chaos=)")  # type: ignore[arg-type]
+
+
+def test_every_message_of_the_protocol_has_a_kind_of_the_language() -> None:
+    assert set(KIND_OF) == set(get_args(Message))
+    assert set(KIND_OF.values()) == KINDS - {"*"}

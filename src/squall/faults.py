@@ -6,7 +6,8 @@ A text is a list of faults, separated by ``;``::
     kill:replica@p=0.01          each replica dies with this probability before each minibatch
     pause:replica2,3s@step=20    the role stands still for three seconds from its 20th minibatch on
     drop:push.reply=0.05         a message is lost with this probability; kinds: push, fetch, ask, refuse, hold,
-                                 release, goodbye, recall, each with ".reply" for its answer; "*" is every message
+                                 release and inquire, each with ".reply" for its answer; goodbye, recall,
+                                 resume, returned; "*" is every message
     dup:push=0.1                 a message arrives twice
     delay=50ms+-20               every message takes 30 to 70 ms, so that messages overtake one another
     cut:replica2|shard0,5s@t=1   nothing passes between the two for five seconds
@@ -142,11 +143,13 @@ Fault: TypeAlias = Kill | Pause | Drop | Duplicate | Delay | Cut
 
 KINDS = {
     f"{kind}{reply}"
-    for kind in ("push", "fetch", "ask", "refuse", "hold", "release")
+    for kind in ("push", "fetch", "ask", "refuse", "hold", "release", "inquire")
     for reply in ("", ".reply")
 } | {
     "goodbye",
     "recall",
+    "resume",
+    "returned",
     "*",
 }
 _DIGITS = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"

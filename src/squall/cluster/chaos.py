@@ -141,7 +141,9 @@ def expect_kinds(faults: Sequence[Fault], where: str, *, is_tcp: bool) -> None:
                 got="a message that arrives twice, which TCP and shared memory rule out",
                 remedy="Have it in virtual time: squall.Simulated(faults=...).",
             )
-        if isinstance(fault, Drop) and fault.kind.startswith(("refuse", "hold", "release")):
+        if isinstance(fault, Drop) and fault.kind.startswith(
+            ("refuse", "hold", "release", "inquire", "returned")
+        ):
             raise ConfigError(
                 subject=f"the fault '{fault}' under {where}",
                 expected="a kind of message that replicas send or get",

@@ -19,6 +19,8 @@ KIND_OF: dict[type, str] = {
     messages.Held: "hold.reply",
     messages.Release: "release",
     messages.Released: "release.reply",
+    messages.Returned: "returned",
     messages.Inquire: "inquire",
     messages.Books: "inquire.reply",
+    messages.Resume: "resume",
 }
