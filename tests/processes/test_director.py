@@ -2,7 +2,12 @@
 
 Kills are of single processes by their id, out of the run's own `processes.json`.
 
-Faults planted here by hand, each seen to fail a test: see the end of this text.
+Seen to fail here before they were put right: what a shard that came back meanwhile has lost, told as a pair · a push over TCP
+that a hold kept back, applied without its gradient · a second call of a role that had reached the new coordinator by itself.
+Faults of the deciders planted by hand, each seen to fail a simulated schedule: leases that replicas hold given to others ·
+what nobody was told of never told · what was told told again · a block told, lost by a shard and done again, told twice · what
+some slices have taken for done · shards not waited for · a hold of the one before that goes on · holds of the next one
+taken for over · open asks not sent again · what was put off forgotten.
 """
 
 import random

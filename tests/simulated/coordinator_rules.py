@@ -43,6 +43,7 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Resume,
     Returned,
 )
 from tests.simulated.shard_rules import positions, runs
@@ -199,6 +200,8 @@ class CoordinatorRules:
                 self._joined(event)
             case FromReplica(message=Ask() as ask):
                 self._asked(event, ask)
+            case FromReplica(message=Resume()):
+                pass  # the first coordinator knows what is held
             case FromReplica() | Lost():
                 self._gone(event)
             case FromShard(message=Refused() as told):

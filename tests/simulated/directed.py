@@ -4,14 +4,36 @@ Each takes a variant, a number that shifts its times and seeds a little, so that
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from squall.blocks import Block
 from squall.cluster.world import Link, Links, Outside, Pace
-from squall.coordinator.events import Checkpoint, Copied, FromReplica, FromShard, Joined, Lost, Stop
+from squall.coordinator.events import (
+    Checkpoint,
+    Copied,
+    FromReplica,
+    FromShard,
+    Joined,
+    Lost,
+    ShardLost,
+    Stop,
+)
 from squall.faults import AtStep, AtTime, Cut, Delay, Drop, Duplicate, Kill, Pause
 from squall.replica import session
 from squall.shard.events import Attach, Close, FromCoordinator, FromWorker, Save, Worker
-from squall.wire.messages import Ask, Diverged, Fetch, Goodbye, Held, Hold, Recall, Release, Released
+from squall.wire.messages import (
+    Ask,
+    Diverged,
+    Fetch,
+    Goodbye,
+    Held,
+    Hold,
+    Inquire,
+    Recall,
+    Refused,
+    Release,
+    Released,
+)
 from tests.simulated.coordinator_rules import Waiting
 from tests.simulated.schedules import Schedule
 
@@ -1044,4 +1066,117 @@ def shard_killed_under_a_bound(variant: int) -> Schedule:
         keeps_every=1 + variant % 4,
         pace=Pace(speeds=(3.0, 1.0)),
         faults=tuple(_killed(n % 2, 1.0 + 1.3 * n + _shift(variant)) for n in range(4)),
+    )
+
+
+# Coordinators that follow one that was killed ---------------------------------------------------------------
+
+
+def _of_other_epochs(until_s: float) -> tuple[Outside, ...]:
+    """What only those say who know of another coordinator, at every moment; the first one is not moved by it."""
+    return tuple(
+        outside
+        for at in range(int(until_s / 0.35))
+        for number in range(3)
+        for outside in (
+            Outside(at_s=0.05 + 0.35 * at, role=f"replica{number}", event=session.Redirected()),
+            Outside(
+                at_s=0.05 + 0.35 * at,
+                role=f"shard{number % 2}",
+                event=FromCoordinator(message=Inquire(epoch=-(number > 1))),
+            ),
+        )
+    )
+
+
+@directed
+def spoken_to_in_vain(variant: int) -> Schedule:
+    makers = (
+        ruined_unheard,
+        saved_and_closed,
+        recalled,
+        held_at_the_end,
+        stopped_before_the_start,
+        slow_to_begin,
+    )
+    schedule = makers[variant % len(makers)](variant)
+    return replace(schedule, outside=(*schedule.outside, *_of_other_epochs(20.0)), linger_s=12.0)
+
+
+def _while_recovering(at_s: float) -> tuple[Outside, ...]:
+    strangers = {"replica": 0, "incarnation": 9}
+    events = (
+        Joined(now=at_s, replica=0, incarnation=0),
+        FromReplica(now=at_s, message=Ask(request=1, finished=None), **strangers),
+        FromReplica(now=at_s, message=Goodbye(), **strangers),
+        Lost(now=at_s, why="killed", **strangers),
+        ShardLost(now=at_s, shard=1),
+        FromShard(now=at_s, shard=0, message=Refused(request=1, block=Block(0, 0, 0, 1), outcomes=())),
+        *(outside.event for outside in _late_words_of_holds(at_s)),
+    )
+    return tuple(Outside(at_s=at_s, role="coordinator", event=event) for event in events)
+
+
+@directed
+def followed(variant: int) -> Schedule:
+    """A shard is killed with the coordinator, so that the next one has to wait; meanwhile everybody speaks."""
+    at_s = 1.2 + _shift(variant, 0.13)
+    return Schedule(
+        seed=variant,
+        minibatches_per_epoch=9,
+        n_push=1 + variant % 2,
+        keeps_every=1 + variant % 3,
+        checkpoints=(at_s - 0.1, at_s + 0.5),
+        outside=_while_recovering(at_s + 1.0),
+        faults=(
+            Kill("coordinator", AtTime(at_s), 0.1),
+            Kill("coordinator", AtTime(at_s + 9.0), 0.1),
+            Kill("shard0", AtTime(at_s), 3.0),
+            Kill("shard1", AtTime(at_s + 9.0), 1.0),
+            Kill("replica1", AtTime(at_s + 1.5), 2.0),
+        ),
+        waiting=SHORT,
+        linger_s=1.0,
+    )
+
+
+@directed
+def followed_and_stopped(variant: int) -> Schedule:
+    """The run is stopped, or diverges, before the next coordinator knows how it stands."""
+    at_s = 1.2 + _shift(variant, 0.13)
+    told = FromShard(now=at_s + 1.0, shard=1, message=Diverged(block=Block(0, 0, 1, 2), tensor=3))
+    diverged = Outside(at_s=at_s + 1.0, role="coordinator", event=told)
+    return Schedule(
+        seed=variant,
+        epochs=None,
+        ruined=(9, 9),
+        outside=(diverged, diverged) if variant % 2 else (_stop(at_s + 1.0), _stop(at_s + 1.1)),
+        faults=(Kill("coordinator", AtTime(at_s), 0.1), Kill("shard0", AtTime(at_s), 3.0)),
+        linger_s=1.0,
+    )
+
+
+@directed
+def followed_before_the_start(variant: int) -> Schedule:
+    return Schedule(
+        seed=variant,
+        pace=Pace(begin_s=2.0),
+        faults=(Kill("coordinator", AtTime(0.5 + _shift(variant)), 0.2), Kill("replica1", AtTime(1.0), 1.0)),
+        waiting=SHORT,
+    )
+
+
+@directed
+def silent_after_the_coordinator(variant: int) -> Schedule:
+    """A replica that stands still is not waited for; what it says when it wakes is late."""
+    return Schedule(
+        seed=variant,
+        minibatches_per_epoch=20,
+        max_staleness=(None, 3)[variant % 2],
+        n_push=1 + variant % 3,
+        n_fetch=1,
+        faults=(
+            Pause("replica1", 12.0 + _shift(variant, 0.3), AtTime(1.0 + _shift(variant))),
+            Kill("coordinator", AtTime(1.5 + _shift(variant)), 0.2),
+        ),
     )

@@ -213,6 +213,7 @@ class ShardRules:
                 place = worker.replica, worker.partition
                 if place in self.talks and self.talks[place].worker == worker:
                     del self.talks[place]
+                    self.outside = [push for push in self.outside if push.sender != worker]
             case Applied():
                 return self._after_update([])
             case NotFinite(tensor=tensor):

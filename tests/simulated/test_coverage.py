@@ -27,12 +27,14 @@ from squall.shard.machine import ShardMachine
 from squall.slices import RangeSet
 from squall.wire.messages import (
     Ask,
+    Books,
     Diverged,
     Fetch,
     Fetched,
     Goodbye,
     Held,
     Hold,
+    Inquire,
     Lease,
     Leave,
     Push,
@@ -42,6 +44,7 @@ from squall.wire.messages import (
     Refused,
     Release,
     Released,
+    Resume,
     Returned,
 )
 from tests.simulated.directed import DIRECTED
@@ -57,6 +60,8 @@ RARE = (
     "goodbye_before_the_start",
     "held",
     "held_and_ruined",
+    "followed",
+    "followed_and_stopped",
     "held_at_the_end",
     "held_at_the_start",
     "last_one_dies",
@@ -73,6 +78,7 @@ RARE = (
     "shard_killed_while_all_leave",
     "shard_killed_while_nobody_has_work",
     "shards_killed",
+    "spoken_to_in_vain",
     "stopped_before_the_start",
     "stopped_twice",
     "unheard_recall",
@@ -112,15 +118,21 @@ PUSH = Push(
     not_finite="",
     into=None,
 )
-TO_COORDINATOR = (Ask(request=1, finished=None), Goodbye())
+TO_COORDINATOR = (Ask(request=1, finished=None), Goodbye(), Resume(leases=(), done=()))
 OF_SHARDS = (
     Refused(request=1, block=BLOCK, outcomes=()),
     Diverged(block=BLOCK, tensor=0),
     Returned(incarnation=1, everywhere=()),
     Held(request=1, anywhere=(), everywhere=()),
     Released(request=1),
+    Books(epoch=1, incarnation=0, anywhere=(), everywhere=(), refused=()),
 )
-TO_SHARDS = (Refuse(request=1, block=BLOCK), Hold(request=1, admitted=()), Release(request=1, name=""))
+TO_SHARDS = (
+    Refuse(request=1, block=BLOCK),
+    Hold(request=1, admitted=()),
+    Release(request=1, name=""),
+    Inquire(epoch=1),
+)
 OF_COORDINATOR = (
     Lease(request=1, block=BLOCK, attempt=1, refresh=False),
     Leave(request=1, why=""),
@@ -160,6 +172,7 @@ EVENTS: dict[type[Machine], tuple[Any, ...]] = {
         *(replica.FromCoordinator(message=message) for message in OF_COORDINATOR),
         Computed(loss=0.0, examples=1),
         replica.Reconnected(shard=0),
+        replica.Redirected(),
         replica.Tick(),
     ),
 }
@@ -224,6 +237,7 @@ def refused() -> dict[tuple[type[Machine], Enum], int]:
     for name in (
         "ruined",
         "ruined_unheard",
+        "followed",
         "saved_and_closed",
         "slow_to_begin",
         "stopped_twice",

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from squall.blocks import Block
+from squall.blocks import Block, Outcome
 from squall.cluster.world import Pace
 from squall.faults import AtTime, Cut, Delay, Drop, Duplicate, Kill, Pause
 from tests.simulated import facts, schedules, suite
@@ -67,6 +67,17 @@ def test_without_faults_every_checkpoint_that_is_asked_for_is_stored() -> None:
         result = run(replace(schedule, rests=False, pace=Pace(apply_s=drawn.pace.apply_s)))
         names = [store.name for _, store in result.arithmetic.stored]
         assert Counter(names) == {"0": schedule.num_shards, "1": schedule.num_shards}, seed
+
+
+def test_a_coordinator_that_follows_leaves_blocks_with_those_who_hold_them() -> None:
+    """Where nothing else goes wrong, no block is pushed twice, though coordinators are killed."""
+    for seed in range(40):
+        kills = tuple(Kill("coordinator", AtTime(at_s + 0.05 * seed), 0.3) for at_s in (1.0, 4.0))
+        drawn = replace(random_schedule(seed), faults=kills, poisoned=(), sick=(), waiting=None)
+        result = run(replace(drawn, minibatches_per_epoch=20, epochs=1, steps=None))
+        assert not facts.faults_of(result)
+        assert result.judge.num_followers > 0
+        assert {row.outcome for _, _, row in result.arithmetic.rows} == {Outcome.APPLIED}, seed
 
 
 def test_random_schedules_hold_faults_of_every_kind() -> None:

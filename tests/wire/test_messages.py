@@ -16,7 +16,8 @@ from squall.wire.control import Control
 from squall.wire.messages import Fetch, Goodbye, Message, Push
 
 ALL = get_args(Message)
-UNASKED = {messages.Recall, messages.Goodbye, messages.Diverged}
+UNASKED = {messages.Recall, messages.Goodbye, messages.Diverged, messages.Returned, messages.Resume}
+OF_AN_EPOCH = {messages.Inquire, messages.Books}
 
 
 def test_each_message_has_one_code_that_fits_a_byte() -> None:
@@ -28,6 +29,7 @@ def test_each_message_has_one_code_that_fits_a_byte() -> None:
 
 def test_codes_of_the_wire_are_never_given_to_another_message() -> None:
     names = "Fetch Fetched Push Pushed Ask Lease Leave Recall Goodbye Refuse Refused Diverged Hold Held Release Released"
+    names += " Returned Inquire Books Resume"
     assert {code_of(kind): kind.__name__ for kind in ALL} == dict(enumerate(names.split(), 1))
 
 
@@ -46,7 +48,7 @@ def test_a_message_is_frozen_and_takes_its_facts_by_name(kind: type[Noun]) -> No
 
 @pytest.mark.parametrize("kind", [kind for kind in ALL if kind not in UNASKED])
 def test_each_request_and_each_answer_carries_a_number(kind: type[Noun]) -> None:
-    assert "request" in list(kind.__struct_fields__)
+    assert ("epoch" if kind in OF_AN_EPOCH else "request") in list(kind.__struct_fields__)
 
 
 def test_messages_compare_by_what_they_say() -> None:

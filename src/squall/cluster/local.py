@@ -38,8 +38,8 @@ class Local:
         advertise: what the others are told instead of `bind`; None: the same.
         relay: called with the names of caller and callee and the callee's address, as in ``("replica0.0", "shard1",
             "127.0.0.1:40001")``; returns the address to call instead, so that something may stand in between.
-        restarts: how often, and how soon, a replica is started again that was killed, ran out of memory or lost its
-            peers; None: never. One that raises in the user's code ends the run.
+        restarts: how often, and how soon, a replica or coordinator is started again that was killed, ran out of memory
+            or lost its peers; None: never. One that raises in the user's code ends the run.
 
     Raises:
         ConfigError: an address that others could reach too, or no such transport.

@@ -514,7 +514,9 @@ class CoordinatorMachine(Machine):
         block = report.block
         if member.leases.pop(block, None) is not None:
             self._leased.discard(block)
-            member.durations.append(now - member.heard)
+            if member.is_measured:
+                member.durations.append(now - member.heard)
+            member.is_measured = True
         if block in self._untold and report.outcome is Outcome.APPLIED:
             self._untold.discard(block)
             return (Closed(replica=member.replica, report=report),)
@@ -687,7 +689,9 @@ class CoordinatorMachine(Machine):
                 effects.extend(self._ask_to_settle(block))
                 continue
             self._reopened.add(block)
-            if block not in self._leased:  # else whoever holds it, though another has finished it, does it again
+            if (
+                block not in self._leased
+            ):  # else whoever holds it, though another has finished it, does it again
                 self._returned[block] = None
                 self._why_again[block] = f"shard{shard} came back without it"
         return tuple(effects)
@@ -712,12 +716,14 @@ class CoordinatorMachine(Machine):
     def _asked_early(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
         """Who asks without having said what it holds holds nothing: it has just begun."""
         assert self._recovery is not None
-        self._recovery.waiting.discard(event.replica)
+        if self._member(event) is not None:
+            self._recovery.waiting.discard(event.replica)
         return (*self._put_off(event), *self._go_on_if_recovered(event.now))
 
     def _goodbye_early(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
         assert self._recovery is not None
-        self._recovery.left(event.replica)
+        if self._member(event) is not None:
+            self._recovery.left(event.replica)
         return (*self._put_off(event), *self._go_on_if_recovered(event.now))
 
     def _lost_early(self, event: Lost) -> tuple[CoordinatorEffect, ...]:
@@ -825,13 +831,14 @@ class CoordinatorMachine(Machine):
             self._why_again.pop(block, None)
             self._attempts[block] = max(self._attempts[block], attempt)
         member.leases[block] = attempt
+        member.is_measured = False
         self._leased.add(block)
 
     def _resumed(self, event: FromReplica) -> tuple[CoordinatorEffect, ...]:
         """A replica speaks that was not waited for any longer."""
         member, resume = self._member(event), event.message
         assert isinstance(resume, Resume)
-        if member is None or member.has_resumed:
+        if member is None or member.has_resumed or self._recovery is None:
             return ()
         member.has_resumed, member.heard = True, event.now
         effects: list[CoordinatorEffect] = []

@@ -37,6 +37,7 @@ class Member:
         replies: what was answered to them.
         parked: its requests that wait for an answer, each behind the turn in which it came.
         durations: seconds that its recent blocks took.
+        is_measured: this coordinator saw its block begin, or the one before end.
         has_resumed: it has told this coordinator, which follows another, what it holds.
         strikes: blocks that were not finite from it and finite from someone else.
     """
@@ -54,6 +55,7 @@ class Member:
     good_in_a_row: int = 0
     is_overdue: bool = False
     has_resumed: bool = False
+    is_measured: bool = True
 
     @property
     def name(self) -> str:

@@ -66,7 +66,7 @@ class Recovery:
         self.inheritance = inheritance
         self.waiting = set(inheritance.expected)
         self.put_off: list[Any] = []
-        self._shards = range(num_shards)
+        self._shards = tuple(range(num_shards))
         self._patience_s = patience_s
         self._began: float | None = None
         self._books: dict[int, Books] = {}

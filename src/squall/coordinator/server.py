@@ -215,10 +215,12 @@ class CoordinatorServer:
             return
         self._next[place] = told.incarnation + 1
         if told.role == "replica":
-            connection = Connection(guest.stream(self._epoll), f"replica{told.number}.0")
+            connection = Connection(guest.stream(self._epoll, epoch=self._epoch), f"replica{told.number}.0")
             self._attach_replica(told.number, told.incarnation, connection)
         else:
-            self._attach_shard(told.number, Connection(guest.stream(self._epoll), f"shard{told.number}"))
+            self._attach_shard(
+                told.number, Connection(guest.stream(self._epoll, epoch=self._epoch), f"shard{told.number}")
+            )
 
     def _belongs(self, told: JoinCoordinator) -> bool:
         num = {"replica": self._machine.num_replicas, "shard": self._machine.num_shards}.get(told.role, 0)

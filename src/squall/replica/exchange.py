@@ -422,11 +422,15 @@ def connect_shards(
     return exchanges
 
 
-def connect_coordinator(settings: Mapping[str, Any], fd: int | None) -> Connection:
-    """Connect a replica with the coordinator; `settings` as of `connect_shards`, `fd` for a Unix socket."""
+def connect_coordinator(settings: Mapping[str, Any], fd: int | None) -> tuple[Connection, int]:
+    """Connect a replica with the coordinator; `settings` as of `connect_shards`, `fd` for a Unix socket.
+
+    Returns:
+        The connection, and the epoch of the coordinator: "epoch" of `settings`, 0 if it is not there, or a later one.
+    """
     if (told := settings.get("tcp")) is None:
         assert fd is not None
-        return Connection.from_fd(fd, "coordinator")
+        return Connection.from_fd(fd, "coordinator"), settings.get("epoch", 0)
     me = JoinCoordinator(
         role="replica",
         number=settings["replica"],

@@ -186,7 +186,7 @@ class ReplicaRunner:
         self._model = task.model
         loop: DownpourLoop = load["loop"]
         ends = iter(fds[stop:])
-        self._coordinator = connect_coordinator(settings, next(ends, None))
+        self._coordinator, self._epoch = connect_coordinator(settings, next(ends, None))
         own = connect_shards(settings, layout, list(ends), num_gradients=loop.num_gradients)
         self._shards: dict[tuple[int, int], Exchange] = {(0, shard): own[shard] for shard in own}
         self._lead: Lead | None = None
@@ -297,10 +297,12 @@ class ReplicaRunner:
 
     def _follow(self, epoch: int, fd: int | None) -> None:
         """Hear another coordinator from now on, and no more of the one before."""
+        if epoch <= self._epoch:
+            return  # over TCP we have reached it before we were told
         if not self._coordinator.is_ended:
             self._part_with_coordinator()
         self._coordinator.close()
-        self._coordinator = connect_coordinator(self._settings | {"epoch": epoch}, fd)
+        self._coordinator, self._epoch = connect_coordinator(self._settings | {"epoch": epoch}, fd)
         for poll in (self._poll, self._calls):
             poll.register(self._coordinator.fileno(), select.POLLIN)
         self._outbox.redirect(self._coordinator)

@@ -170,6 +170,8 @@ class ShardMachine(Machine):
         line = self._lines.get(event.worker.place)
         if line is not None and line.worker == event.worker:
             del self._lines[event.worker.place]
+            # It sends them again if it comes back; what they speak of is not there any more.
+            self._held_back = [held for held in self._held_back if held.sender != event.worker]
         return ()
 
     def _ignore(self, event: Any) -> tuple[ShardEffect, ...]:

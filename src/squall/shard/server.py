@@ -160,7 +160,8 @@ class ShardServer:
         me = JoinCoordinator(
             role="shard", number=self._shard, incarnation=self._incarnation, epoch=self._epoch
         )
-        return call_coordinator(f"shard{self._shard}", me, tcp)
+        connection, self._epoch = call_coordinator(f"shard{self._shard}", me, tcp)
+        return connection
 
     def run(self) -> None:
         for end in (self._launcher, self._coordinator, self._lines, self._writer):
@@ -237,6 +238,8 @@ class ShardServer:
 
     def _follow(self, epoch: int, fds: tuple[int, ...]) -> None:
         """Hear another coordinator from now on, and no more of the one before."""
+        if epoch <= self._epoch:
+            return  # over TCP it was reached before we were told
         if not self._coordinator.is_ended:
             self._epoll.unregister(self._coordinator.fileno())
         self._traffic.ended(self._coordinator)

@@ -282,7 +282,7 @@ class TcpLines:
         self._watch(link)
 
     def _deliver(self, link: _Link) -> Iterator[LineEvent]:
-        """Hand a push to the machine, and take its staging set back."""
+        """Hand a push to the machine; its staging set is there until it is answered, which a hold may put off."""
         push, staged = link.request, link.staged
         assert isinstance(push, Push)
         assert staged is not None
@@ -290,11 +290,7 @@ class TcpLines:
         if bad is not None:
             push = msgspec.structs.replace(push, not_finite=bad)
         self._tensors.attach(link.worker, WorkerMemory(gradients=(staged, staged), buffers=({}, {})))
-        try:
-            yield FromWorker(sender=link.worker, message=push)
-        finally:
-            self._tensors.detach(link.worker)
-            self._unstage(link)
+        yield FromWorker(sender=link.worker, message=push)
 
     def _first_not_finite(self, staged: Vectors, push: Push) -> str | None:
         """The worker has looked already, but it is the shard's slice that would be lost."""
@@ -318,6 +314,7 @@ class TcpLines:
         link = self._links.get(effect.to.place)
         if link is None or link.request is None or link.request.request != effect.message.request:
             return
+        self._unstage(link)
         with contextlib.suppress(OSError):  # its end is read, and told, in its turn
             link.control.send(effect.message)
             if link.request.into is None:
@@ -393,6 +390,7 @@ class TcpLines:
 
     def _unstage(self, link: _Link) -> None:
         if link.staged is not None:
+            self._tensors.detach(link.worker)
             self._staging.give(link.staged)
             link.staged = None
 

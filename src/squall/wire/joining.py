@@ -64,9 +64,15 @@ class JoinCoordinator(Noun, frozen=True, kw_only=True, tag=53):
 
 
 class Welcome(Noun, frozen=True, kw_only=True, tag=54):
-    """You are in; `link` names this link to a second connection, and is a secret of the two ends."""
+    """You are in.
+
+    Attributes:
+        link: names this link to a second connection, and is a secret of the two ends.
+        epoch: of the coordinator, if it is one that says so.
+    """
 
     link: int
+    epoch: int = 0
 
 
 class Unwelcome(Noun, frozen=True, kw_only=True, tag=55):

@@ -140,9 +140,9 @@ class Guest:
         self.bytes_received, self.bytes_sent = counts
         self._refused = refused
 
-    def welcome(self, link: int = 0) -> socket.socket:
+    def welcome(self, link: int = 0, epoch: int = 0) -> socket.socket:
         """Let it in; the connection is the caller's from here on."""
-        data = frame(CODEC.encode(Welcome(link=link)))
+        data = frame(CODEC.encode(Welcome(link=link, epoch=epoch)))
         with contextlib.suppress(OSError):  # gone already: whoever reads it will see
             self.bytes_sent += self._socket.send(data)  # first bytes after 77: they fit
         return self._socket
@@ -155,9 +155,9 @@ class Guest:
             self._socket.send(frame(CODEC.encode(Unwelcome(reason=reason))))
         self._socket.close()
 
-    def stream(self, epoll: select.epoll, link: int = 0) -> StreamChannel:
+    def stream(self, epoll: select.epoll, link: int = 0, epoch: int = 0) -> StreamChannel:
         """Let it in, as a channel for messages."""
-        channel = StreamChannel(self.welcome(link), epoll)
+        channel = StreamChannel(self.welcome(link, epoch), epoll)
         channel.bytes_received, channel.bytes_sent = self.bytes_received, self.bytes_sent
         return channel
 

@@ -160,15 +160,21 @@ class Caller:
         raise last
 
 
-def call_coordinator(name: str, introduction: JoinCoordinator, told: Mapping[str, Any]) -> Connection:
+def call_coordinator(
+    name: str, introduction: JoinCoordinator, told: Mapping[str, Any]
+) -> tuple[Connection, int]:
     """Connect a replica or shard with the coordinator.
 
     Args:
         told: "token", and "addresses" by role.
+
+    Returns:
+        The connection, and the epoch of the coordinator that answered: `introduction.epoch` or a later one.
     """
     address = told["addresses"]["coordinator"]
     caller = Caller(me=name, peer="coordinator", address=address, token=told["token"], patience_s=START_S)
-    return Connection(caller.call(introduction)[0], "coordinator")
+    channel, welcome = caller.call(introduction)
+    return Connection(channel, "coordinator"), welcome.epoch
 
 
 def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
