@@ -63,28 +63,22 @@ def test_every_row_of_the_table_of_the_paper_names_code() -> None:
 def test_the_contract_names_every_argument_and_its_default() -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", CONTRACT, re.DOTALL | re.MULTILINE)
     told = dict(re.findall(r"(\w+)=([\w.\"{}]+|\(\))", code.split("run = squall.fit")[0]))
-    refused = CONTRACT.split("## Not built yet")[1].split("## ")[0]
     for kind in (squall.Job, squall.Downpour):
         for field in dataclasses.fields(kind):
-            if field.name in ("recipe", "model", "train", "strategy", "rule") or f"`{field.name}`" in refused:
+            if field.name in ("recipe", "model", "train", "strategy", "rule"):
                 continue
             assert field.name in told, f"{kind.__name__}.{field.name}"
             if field.default is not dataclasses.MISSING:
                 assert told[field.name] == repr(field.default).replace("'", '"'), field.name
 
 
-def test_what_the_contract_says_is_refused_is_refused() -> None:
-    refused = CONTRACT.split("## Not built yet")[1].split("Not there by name")[0]
-    of_job = refused.split("of `Job`;")[0]
-    names = re.findall(r"`(\w+)`", of_job.split("default:")[1])
-    assert names
-    for name in names:
-        with pytest.raises(squall.ConfigError, match="does not have it yet"):
-            squall.Job(torch.nn.Linear(1, 1), None, **_two(name))
-
-
-def _two(name: str) -> dict[str, Any]:
-    return {name: 2}
+@pytest.mark.parametrize("other", [{"durability": "ack"}, {"device": "meta"}, {"precision": "bfloat16"}])
+def test_what_the_contract_says_is_refused_of_a_cut_model_is_refused(other: dict[str, Any]) -> None:
+    data = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.long))
+    with pytest.raises(squall.SquallError, match=next(iter(other))):
+        squall.fit(
+            torch.nn.Linear(4, 2), data, partitions=2, cluster=squall.InProcess(), progress=False, **other
+        )
 
 
 def test_what_the_contract_says_is_missing_is_missing() -> None:

@@ -60,7 +60,7 @@ def assert_counted_once(run: squall.Run, minibatches: int) -> None:
 def test_sums_are_exact_though_the_coordinator_is_killed(
     local: Local, tmp_path: Path, transport: str
 ) -> None:
-    blocks, path = 300, tmp_path / "run"
+    blocks, path = 1500, tmp_path / "run"
     cluster = beside(local, transport=transport, restarts=QUICK)
     handle = squall.start(integer_job(cluster, blocks=blocks, durability="none", out=path))
     seen: list[Event] = []
@@ -84,7 +84,7 @@ def test_of_two_coordinators_the_older_is_heard_by_nobody_and_ends(
     local: Local, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(director, "SILENT_S", 1.0)
-    blocks, path = 300, tmp_path / "run"
+    blocks, path = 600, tmp_path / "run"
     cluster = beside(local, transport=transport, restarts=QUICK)
     handle = squall.start(integer_job(cluster, blocks=blocks, durability="none", out=path))
     list(seen_until(handle, has_done(20)))
@@ -119,7 +119,7 @@ def test_a_run_is_stopped_and_resumed_after_its_coordinator_was_killed(local: Lo
 
 
 def test_a_shard_and_the_coordinator_killed_together_come_back(local: Local, tmp_path: Path) -> None:
-    blocks, path = 300, tmp_path / "run"
+    blocks, path = 600, tmp_path / "run"
     handle = squall.start(integer_job(beside(local, restarts=QUICK), blocks=blocks, out=path))
     list(seen_until(handle, has_done(50)))
     kill(processes(path)["coordinator"], signal.SIGKILL)

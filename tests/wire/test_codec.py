@@ -48,9 +48,10 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     if get_origin(annotation) in (Union, types.UnionType):
         return st.one_of(*map(values_of, get_args(annotation)))
     if get_origin(annotation) is tuple:
-        element, ellipsis = get_args(annotation)
-        assert ellipsis is ...
-        return st.lists(values_of(element), max_size=4).map(tuple)
+        elements = get_args(annotation)
+        if ... not in elements:
+            return st.tuples(*map(values_of, elements))
+        return st.lists(values_of(elements[0]), max_size=4).map(tuple)
     if issubclass(annotation, Enum):
         return st.sampled_from(annotation)
     return messages_of(annotation)
@@ -84,7 +85,7 @@ def test_a_message_is_an_array_of_its_code_and_its_fields() -> None:
 
     assert CODEC.encode(Fetch(request=-1, into=1)) == bytes([0x93, 1, 0xFF, 1])
     assert CODEC.encode(pushed) == (
-        bytes([0x95, 4, 7, 0, 0x91, 0xA7]) + b"applied" + bytes([0x91, 0x93, 1, 0xCD, 1, 44, 2])
+        bytes([0x95, 4, 7, 0, 0x91, 0xA7]) + b"applied" + bytes([0x91, 0x94, 1, 0xCD, 1, 44, 2, 0])
     )
 
 

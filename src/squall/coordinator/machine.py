@@ -512,6 +512,8 @@ class CoordinatorMachine(Machine):
 
     def _finished(self, member: Member, report: Finished, now: float) -> tuple[CoordinatorEffect, ...]:
         block = report.block
+        if self._recovery is not None:
+            self._reach(block)
         if member.leases.pop(block, None) is not None:
             self._leased.discard(block)
             if member.is_measured:
@@ -812,9 +814,10 @@ class CoordinatorMachine(Machine):
                 self._untold.add(block)
             return ()
         self._attempts[block] = 1
-        self._gate.taken_over(block)
         if was_told:
             self._reopened.add(block)
+        else:
+            self._gate.taken_over(block)
         if is_refused or block in self.refused:
             return self._settle(block, now)
         self._take_back(block, "the coordinator was lost")
@@ -828,6 +831,7 @@ class CoordinatorMachine(Machine):
             if block not in self._returned:
                 return
             del self._returned[block]
+            self._gate.taken_over(block)
             self._why_again.pop(block, None)
             self._attempts[block] = max(self._attempts[block], attempt)
         member.leases[block] = attempt
@@ -846,15 +850,15 @@ class CoordinatorMachine(Machine):
             self._reach(block)
             self._hold_lease(block, member, attempt)
         for report in resume.done:
-            self._reach(report.block)
             effects.extend(self._finished(member, report, event.now))
         return (*effects, *self._go_on(event.now))
 
     def _reach(self, block: Block) -> None:
-        """Take all blocks up to this one as handed out."""
+        """Take all blocks up to this one as handed out: somebody speaks of it."""
         while self._next_fresh is not None and (self._next_fresh <= block):
             fresh = self._take_fresh()
             self._attempts[fresh] = 0
+            self._gate.taken_over(fresh)
             self._returned[fresh] = None
 
     def _tell_found(self) -> tuple[CoordinatorEffect, ...]:
