@@ -195,7 +195,10 @@ WRONG = {
     "a setting without a value": (["train", "{recipe}:small", "--set", "replicas"], "NAME=VALUE"),
     "an unknown setting": (["train", "{recipe}:small", "--set", "replica=1"], "replica"),
     "a setting out of range": (["train", "{recipe}:small", "--set", "replicas=0"], "replicas"),
-    "what is not built": (["train", "{recipe}:small", "--set", "partitions=2"], "partitions"),
+    "what is not built": (
+        ["train", "{recipe}:small", "--set", "partitions=2", "--set", "durability=ack"],
+        "partitions",
+    ),
     "data that is not there": (["train", "{recipe}:missing_file"], "no/such/file.csv"),
     "a run that is not there": (["evaluate", "{recipe}.d"], "no such directory"),
     "a ledger of nothing": (["ledger", "{recipe}.d"], "no such directory"),
@@ -474,7 +477,12 @@ def test_importing_squall_imports_neither_torch_nor_numpy() -> None:
 
 
 def test_recipes_lists_what_comes_with_squall() -> None:
-    assert [line.split()[0] for line in squall_("recipes").out.splitlines()] == ["digits", "fsdd", "speech"]
+    assert [line.split()[0] for line in squall_("recipes").out.splitlines()] == [
+        "digits",
+        "fsdd",
+        "mnist",
+        "speech",
+    ]
 
 
 def test_version_says_which() -> None:

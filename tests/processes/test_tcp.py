@@ -232,11 +232,11 @@ def test_a_local_cluster_that_makes_no_sense_is_refused(settings: dict[str, obje
 def test_auto_means_shared_memory_where_there_is_some_and_tcp_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Local()._tcp_plan() is None
+    assert Local()._tcp_plan(None) is None
     monkeypatch.delattr(os, "memfd_create")
-    assert Local()._tcp_plan() is not None
+    assert Local()._tcp_plan(None) is not None
     with pytest.raises(squall.ConfigError, match="memfd_create"):
-        Local(transport="shared")._tcp_plan()
+        Local(transport="shared")._tcp_plan(None)
 
 
 def hammer(ports: list[int], until: float, lots: random.Random) -> int:

@@ -56,8 +56,10 @@ def test_two_replicas_of_two_workers_and_two_shards_learn_to_read_digits(
     local: Local, tmp_path: Path
 ) -> None:
     (x, y), (test_x, test_y) = (part.batch(np.arange(part.num_examples)) for part in digits())
+    recipe = mnist(str(folder_of(tmp_path)))
     job = replace(
-        mnist(str(folder_of(tmp_path))),
+        recipe,
+        strategy=replace(recipe.strategy, warm_start=20),
         train=(x[:1500].view(-1, 28, 28), y[:1500]),
         test=(test_x.view(-1, 28, 28), test_y),
         cluster=local,

@@ -35,7 +35,8 @@ def test_a_slow_replica_gets_less_work_and_none_of_it_is_thrown_away(times: int,
     assert set(rows["outcome"].tolist()) == {"applied"}
     assert not any(isinstance(event, Redone) for event in events)
     slow, fast = (int((rows["replica"] == number).sum()) for number in (1, 0))
-    assert slow / fast == pytest.approx(1 / times, rel=0.25, abs=2 / fast)
+    # At the end the run waits for what the slow one holds, a block and one ahead; counting is worth another.
+    assert slow / fast == pytest.approx(1 / times, rel=0.25, abs=3 / fast)
 
 
 def test_a_replica_that_stands_still_is_waited_for_as_its_own_history_says(tmp_path: Path) -> None:

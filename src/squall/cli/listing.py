@@ -11,7 +11,7 @@ def recipe_lines() -> list[str]:
     """One line a recipe: its name, and the first line of its description.
 
     >>> [line.split()[0] for line in recipe_lines()]
-    ['digits', 'fsdd', 'speech']
+    ['digits', 'fsdd', 'mnist', 'speech']
     """
     told = {name: _first_line(name) for name in _names()}
     width = max(map(len, told), default=0)
