@@ -110,7 +110,9 @@ def _changes(node: ast.AST, scope: str = "") -> Iterator[_Change]:
         scope = f"{scope}.{node.name}".lstrip(".")
     yield from (_Change(at, scope, what, make) for at, what, make in _changes_of(node))
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list"):
+        if name in ("annotation", "returns", "decorator_list") or (
+            name == "keywords" and isinstance(node, ast.ClassDef)
+        ):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
