@@ -4,6 +4,7 @@ Faults planted by hand, each seen to fail a test: the whole model made and then 
 tensor · a whole tensor taken for a share.
 """
 
+import ctypes
 import multiprocessing
 import os
 import re
@@ -61,14 +62,16 @@ def test_the_shares_are_parts_of_what_the_model_would_be() -> None:
 
 
 def memory() -> dict[str, int]:
-    """Of this process, bytes: resident in proportion (PSS), and the largest resident set so far."""
-    told = Path("/proc/self/smaps_rollup").read_text()
-    peak = Path("/proc/self/status").read_text()
-    found = {
-        "pss": re.search(r"^Pss:\s+(\d+)", told, re.M),
-        "peak": re.search(r"^VmHWM:\s+(\d+)", peak, re.M),
-    }
-    return {name: int(match.group(1)) * 1024 for name, match in found.items() if match}
+    """Of this process, bytes: resident in proportion (PSS), and the largest resident set so far; files apart.
+
+    What is mapped of files is torch's own code, shared with however many other processes there are at the moment; and
+    what the allocator has free, of temporary tensors, it gives back first.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    told = Path("/proc/self/smaps_rollup").read_text() + Path("/proc/self/status").read_text()
+    found = dict(re.findall(r"^(Pss|Pss_File|VmHWM|RssFile):\s+(\d+)", told, re.M))
+    kib = {name: int(value) for name, value in found.items()}
+    return {"pss": 1024 * (kib["Pss"] - kib["Pss_File"]), "peak": 1024 * (kib["VmHWM"] - kib["RssFile"])}
 
 
 def packed(messages: Sequence[Message]) -> list[tuple[Any, ...]]:
@@ -106,8 +109,9 @@ def work(pipe: Connection, graph: Graph, plan: Plan, width: int, layers: int, p:
             break
         worker.receive(unpacked(pipe.recv()))
     worker.finish()
+    taken = memory()
     norms = {graph.values[at].name: float(g.square().sum()) for at, g in worker.gradients.items()}
-    pipe.send({**memory(), "norms": norms})
+    pipe.send({**taken, "norms": norms})
 
 
 def carry(pipes: Sequence[Connection]) -> list[dict[str, Any]]:
