@@ -243,7 +243,7 @@ class _Far:
         self._lead.tell(self._partition, Relay(shard=self._shard, request=request))
 
     def replies(self) -> list[Reply]:
-        self._lead.hear(0)
+        """What has been heard of it, by `Lead.hear`."""
         found, self.arrived = self.arrived, []
         return found
 

@@ -207,13 +207,12 @@ class ReplicaRunner:
         )
         self._events: deque[SessionEvent] = deque()
         self._outbox = Outbox(self._coordinator)
-        self._by_fd = {exchange.fileno(): [(0, shard)] for shard, exchange in own.items()}
-        if self._lead is not None:  # which takes what all of the others have said, whoever of them is heard
-            far = list(self._lead.exchanges)
-            self._by_fd |= {self._shards[line].fileno(): far for line in far}
+        self._by_fd = {exchange.fileno(): shard for shard, exchange in own.items()}
+        far = {} if self._lead is None else self._lead.exchanges
+        self._colleagues = {exchange.fileno() for exchange in far.values()}
         self._poll = select.poll()
         self._absences = Absences(self.name)
-        for fd in (*self._by_fd, self._coordinator.fileno(), launcher.fileno()):
+        for fd in (*self._by_fd, *self._colleagues, self._coordinator.fileno(), launcher.fileno()):
             self._poll.register(fd, select.POLLIN)
         # Between two minibatches: a look at nothing costs less than a read of nothing.
         self._calls = select.poll()
@@ -245,6 +244,9 @@ class ReplicaRunner:
         """Wait until a peer says something, or what we have to say is due."""
         if self._session.phase is Phase.AWAITING:
             self._outbox.send()
+        self._take_relayed()
+        if self._events:
+            return
         wait_ms = self._outbox.due_ms
         if self._absences:
             self._absences.tick(time.monotonic())
@@ -252,19 +254,24 @@ class ReplicaRunner:
         for fd, _ in self._poll.poll(wait_ms):
             if fd == self._woken:
                 os.read(fd, 64)
-            elif (lines := self._by_fd.get(fd)) is not None:
-                for line in lines:
-                    self._hear_shard(line, fd)
+            elif (shard := self._by_fd.get(fd)) is not None:
+                self._hear_shard(shard, fd)
+            elif self._lead is not None and fd in self._colleagues:
+                self._lead.hear(0)
             elif fd == self._launcher.fileno():
                 self._hear_launcher()
             else:
                 self._hear_coordinator()
 
-    def _hear_shard(self, line: tuple[int, int], fd: int) -> None:
-        partition, shard = line
-        exchange = self._shards[line]
-        replies = exchange.replies()
-        self._events.extend(FromShard(shard=shard, message=reply, partition=partition) for reply in replies)
+    def _take_relayed(self) -> None:
+        """Take what colleagues have passed on of shards; whoever listened to them, and whatever else he waited for."""
+        for (partition, shard), exchange in () if self._lead is None else self._lead.exchanges.items():
+            for reply in exchange.replies():
+                self._events.append(FromShard(shard=shard, message=reply, partition=partition))
+
+    def _hear_shard(self, shard: int, fd: int) -> None:
+        exchange = self._shards[0, shard]
+        self._events.extend(FromShard(shard=shard, message=reply) for reply in exchange.replies())
         if isinstance(exchange, SharedExchange) and exchange.is_gone:
             self._poll.unregister(fd)
             del self._by_fd[fd]
@@ -284,13 +291,12 @@ class ReplicaRunner:
                 raise LostError(reason=f"{self.name} lost its connection to {self._coordinator.name}")
 
     def _shard_back(self, shard: int, fd: int) -> None:
-        line = (0, shard)
-        exchange = self._shards[line]
+        exchange = self._shards[0, shard]
         assert isinstance(exchange, SharedExchange)
         if self._by_fd.pop(exchange.fileno(), None) is not None:
             self._poll.unregister(exchange.fileno())
         exchange.come_back(fd)
-        self._by_fd[exchange.fileno()] = [line]
+        self._by_fd[exchange.fileno()] = shard
         self._poll.register(exchange.fileno(), select.POLLIN)
         self._absences.back(exchange.name)
         self._events.append(Reconnected(shard=shard))
@@ -325,8 +331,7 @@ class ReplicaRunner:
                     place = effect.epoch, effect.position
                     buffers = self._model if self._lead is None else self._lead.left
                     self._buffer_space.write(buffers, self._buffer_memory, after=place)
-                for line in () if self._lead is None else self._lead.exchanges:
-                    self._hear_shard(line, self._shards[line].fileno())  # which may have answered meanwhile
+                self._take_relayed()  # what came meanwhile
             case ToShard(shard=shard, message=message, partition=partition):
                 self._shards[partition, shard].send(message)
             case Swap(buffer=buffer):
