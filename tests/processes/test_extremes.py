@@ -92,7 +92,6 @@ def test_a_hundred_thousand_steps_leave_memory_descriptors_and_threads_as_they_w
     early, late = seen
     for name, (bytes_early, *others_early) in early.items():
         bytes_late, *others_late = late[name]
-        print(name, bytes_early, bytes_late)
         assert others_late == others_early, name
         # The launcher keeps the history of a run, and the ledger is read at the end.
         assert bytes_late <= 1.02 * bytes_early + (4 << 20), name

@@ -363,8 +363,6 @@ class CoordinatorMachine(Machine):
         self._remember(member, ask.request)
         effects: tuple[CoordinatorEffect, ...] = ()
         if ask.finished is not None:
-            if self._recovery is not None:  # leased by the coordinator before, which may have told nobody
-                self._reach(ask.finished.block)
             effects = self._finished(member, ask.finished, event.now)
         self._awaited.discard(member.replica)
         member.heard = event.now
@@ -512,7 +510,7 @@ class CoordinatorMachine(Machine):
 
     def _finished(self, member: Member, report: Finished, now: float) -> tuple[CoordinatorEffect, ...]:
         block = report.block
-        if self._recovery is not None:
+        if self._recovery is not None:  # leased by the coordinator before, which may have told nobody
             self._reach(block)
         if member.leases.pop(block, None) is not None:
             self._leased.discard(block)
