@@ -1,7 +1,7 @@
 """Tests of squall.training.keeping: when a checkpoint is due, when it is whole, and which are cleared away.
 
 Faults planted, each caught: sealed before the last shard has written · one without a cut sealed · a damaged one
-counted as whole · another begun while one is on its way · lateness that adds up · one begun with the last minibatch.
+counted as whole · one given up left lying · another begun while one is on its way · lateness that adds up · one begun with the last minibatch.
 """
 
 from pathlib import Path
@@ -90,6 +90,20 @@ def test_the_newest_two_whole_ones_are_kept_and_a_damaged_one_does_not_count(
             left = sorted(path.name for path in tmp_path.iterdir())
             assert left == ["000002", "000003", "000004"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000005", "000006"]
+
+
+def test_one_that_was_given_up_goes_with_the_next_that_is_whole(
+    keeper: CheckpointKeeper, tmp_path: Path
+) -> None:
+    for number in range(1, 6):
+        name = keeper.new_name()
+        store(keeper, tmp_path, name)
+        if (
+            number % 2
+        ):  # the others are begun and never get a cut: the run is stopped, a shard or coordinator lost
+            keeper.reached(name, [], {}, 1.0)
+            assert keeper.seal() is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000003", "000005"]
 
 
 @pytest.mark.parametrize("kept", [1, 3])

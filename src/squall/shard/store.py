@@ -57,17 +57,22 @@ def copied(state: SliceState) -> SliceState:
 class SliceWriter:
     """Writes slices in a thread, one checkpoint after another; readable once one is on disk.
 
+    Of two that were begun the later counts: an order to write the earlier, which comes late, is passed over.
     What cannot be written ends the process, at the next `written` or `close`.
     """
 
     def __init__(self) -> None:
         self._background = Background("checkpoints")
+        self._newest = 0
 
     def fileno(self) -> int:
         return self._background.fileno()
 
     def write(self, name: str, path: Path, states: list[SliceState], books: tuple[SliceBook, ...]) -> None:
         """Write these slices, which nobody may change any more, to `path`, for the checkpoint `name`."""
+        if int(name) < self._newest:
+            return
+        self._newest = int(name)
 
         def work() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)

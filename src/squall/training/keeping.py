@@ -9,7 +9,7 @@ from torch import Tensor
 
 from squall.blocks import Block, BlockSet
 from squall.errors import CorruptError
-from squall.training.checkpoint import finish_checkpoint, verify_checkpoint
+from squall.training.checkpoint import MANIFEST, finish_checkpoint, verify_checkpoint
 from squall.training.prepare import Prepared
 
 
@@ -126,11 +126,12 @@ class CheckpointKeeper:
     def _clear(self) -> None:
         """Remove all that is older than the newest whole ones; a damaged one counts for nothing and stays.
 
-        The newest has just been sealed, which reads all of its files: one that is whole is always left.
+        The newest has just been sealed, which reads all of its files: one that is whole is always left. One older
+        than it without a manifest was given up, and shards write in order: nobody is about to write to it.
         """
         kept = 0
         for path in sorted(_numbered(self._folder), reverse=True, key=lambda path: int(path.name)):
-            if kept < self._kept:
+            if kept < self._kept and (path / MANIFEST).exists():
                 kept += self._is_whole(path)
             else:
                 shutil.rmtree(path)

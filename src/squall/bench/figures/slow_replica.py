@@ -23,6 +23,11 @@ BATCH_SIZE = 128
 SHARE = 0.25
 STEPS, WARM = 16, 2
 QUICK_STEPS = 15
+LONGER, QUICK_LONGER = 3, 40
+"""Downpour's steps as a multiple: the slow one does a fifth of the blocks, and has to do enough of them for a rate.
+
+A toy's block is over long before the slow one's next turn, so its run has to last for many turns.
+"""
 
 
 def measure(settings: Settings, place: Place) -> Report:
@@ -33,7 +38,10 @@ def measure(settings: Settings, place: Place) -> Report:
         steps=QUICK_STEPS if settings.quick else STEPS,
         warm=WARM,
     )
-    sides = [partial(_downpour, place.cluster, work), partial(_data_parallel, place.workers, work)]
+    sides = [
+        partial(_downpour, place.cluster, work, QUICK_LONGER if settings.quick else LONGER),
+        partial(_data_parallel, place.workers, work),
+    ]
     rounds = alternate(sides, settings.rounds)
     return Report(
         series=series_of(rounds, ("two replicas", "data parallel"), "examples/s"),
@@ -49,12 +57,11 @@ def measure(settings: Settings, place: Place) -> Report:
     )
 
 
-def _downpour(cluster: squall.Local, work: Work) -> Mapping[str, float]:
+def _downpour(cluster: squall.Local, work: Work, longer: int) -> Mapping[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         job = work.job(replicas=2)
-        # The slow one does a fifth of the blocks, and has to do enough of them for a rate.
-        job = replace(job, cluster=cluster, out=path, steps=3 * (job.steps or 0))
+        job = replace(job, cluster=cluster, out=path, steps=longer * (job.steps or 0))
         with throttle_replica(path, "replica1.0", share=SHARE):
             run = squall.fit(job)
         return {"two replicas": steady_rate(run.ledger(), warm=work.warm)}
