@@ -8,7 +8,7 @@ from squall.wire.codec import Codec
 from squall.wire.control import Control
 from squall.wire.crew import Crew
 from squall.wire.joining import Joining
-from squall.wire.messages import Message
+from squall.wire.messages import Bundle, Message
 from squall.wire.stream import StreamChannel
 
 CODEC = Codec(*get_args(Message), *get_args(Joining), *get_args(Control), *get_args(Crew))
@@ -40,6 +40,18 @@ class Connection:
         """
         self.channel.send(CODEC.encode(message), fds)
 
+    def send_all(self, messages: Sequence[Any]) -> None:
+        """Send messages between replica and coordinator so that the peer is woken once.
+
+        Raises:
+            ConnectionError: the peer is gone.
+        """
+        if len(messages) > 1:
+            self.send(Bundle(messages=tuple(messages)))
+        else:
+            for message in messages:
+                self.send(message)
+
     def receive(self) -> tuple[Any, tuple[int, ...]] | None:
         """Wait for a message and its descriptors; None at the end.
 
@@ -55,12 +67,19 @@ class Connection:
         return None if received is None else (CODEC.decode(received[0]), received[1])
 
     def arrived(self) -> list[tuple[Any, tuple[int, ...]]]:
-        """All messages that are there whole, of one read, for a server that must not wait; `is_ended` after the last.
+        """All messages that are there whole, of one read, for who must not wait; `is_ended` after the last.
 
         Raises:
             RemoteProtocolError: what arrived is no message.
         """
-        return [(CODEC.decode(data), fds) for data, fds in self.channel.arrived()]
+        found: list[tuple[Any, tuple[int, ...]]] = []
+        for data, fds in self.channel.arrived():
+            message = CODEC.decode(data)
+            if isinstance(message, Bundle):
+                found.extend((each, ()) for each in message.messages)
+            else:
+                found.append((message, fds))
+        return found
 
     def counts(self) -> tuple[int, int, int, int]:
         """Bytes and messages received, bytes and messages sent."""
