@@ -118,11 +118,11 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
             with suppress(RunError):
                 copying.close()
             why = "diverged" if "diverged" in str(error) else "failed"
-            _write_result(execution, why=why, error=str(error), speed_of=None)
+            _write_result(execution, why=why, error=str(error))
             recorder.happened(Ended(time_s=execution.now(), why=why, error=str(error)))
             raise
         recorder.tick(execution.now(), final=True)
-        _write_result(execution, why=ending.why, error=None, speed_of=prepared)
+        _write_result(execution, why=ending.why, error=None, ending=ending)
         recorder.happened(Ended(time_s=execution.now(), why=ending.why))
     if model is not None:
         plot_loss(read_history(directory.metrics), directory.loss_plot, _title(prepared))
@@ -324,7 +324,7 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     return model.eval()
 
 
-def _write_result(execution: Execution, *, why: str, error: str | None, speed_of: Prepared | None) -> None:
+def _write_result(execution: Execution, *, why: str, error: str | None, ending: Ending | None = None) -> None:
     recorder, directory = execution.recorder, execution.directory
     ledger = read_ledger(directory.ledger)
     summary = summarise(ledger)
@@ -340,7 +340,8 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         "clock": "virtual" if execution.clock.is_virtual else "real",
         "minibatches": recorder.meter.minibatches,
         "samples_per_second": summary.samples_per_second,
-        "times_one_replica": None if speed_of is None else _times_one_replica(ledger, speed_of),
+        "times_one_replica": None if ending is None else _times_one_replica(ledger, execution.prepared),
+        **({} if ending is None else _between_partitions(execution, ending)),
         "staleness_mean": summary.staleness_mean,
         "staleness_variance": summary.staleness_variance,
         "pushes_applied": summary.applied,
@@ -361,6 +362,33 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         for name, value in result.items()
     }
     directory.write_json(directory.result, json.loads(json.dumps(plain)))
+
+
+def _between_partitions(execution: Execution, ending: Ending) -> dict[str, float]:
+    """Of a model that was cut, what its workers sent one another and what the plan says [bytes a minibatch].
+
+    Beside the tensors that the plan counts, processes send small messages, and minibatches that were lost or done again.
+    """
+    prepared = execution.prepared
+    meter = execution.recorder.meter
+    before, done = meter.minibatches_before, meter.minibatches - meter.minibatches_before
+    sent = sum(
+        num_bytes
+        for (sender, receiver), (num_bytes, _) in ending.traffic.items()
+        if sender.startswith("replica") and receiver.startswith("replica")
+    )
+    if prepared.cut is None or done <= 0 or not sent:  # nor is anything sent where nothing is computed
+        return {}
+    minibatches, per_epoch = prepared.minibatches, prepared.plan.minibatches_per_epoch
+    lasts = (before + done) // per_epoch - before // per_epoch  # of an epoch: these may be short
+    planned = sum(
+        times * sum(prepared.cut.links(examples).values())
+        for examples, times in (
+            (minibatches.size(0), done - lasts),
+            (minibatches.size(per_epoch - 1), lasts),
+        )
+    )
+    return {"partition_bytes": sent / done, "partition_bytes_planned": planned / done}
 
 
 def _times_one_replica(ledger: Any, prepared: Prepared) -> float | None:
