@@ -207,9 +207,7 @@ class BlockBook:
                 again.append(block)
                 continue
             self._reopened.add(block)
-            if (
-                block not in self._held
-            ):  # else whoever holds it, though another has finished it, does it again
+            if block not in self._held:  # else its holder, though another has finished it, does it again
                 self._returned[block] = None
                 self._why_again[block] = why
         return again
