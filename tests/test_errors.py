@@ -20,7 +20,7 @@ from squall.errors import UserCodeError, is_library, users_line
 def function_of(file: str, text: str) -> Callable[..., Any]:
     """`f` of a source text that says it is of this file."""
     names: dict[str, Any] = {}
-    exec(compile(text, file, "exec"), names)  # noqa: S102  a file of any name, without one
+    exec(compile(text, file, "exec"), names)
     function: Callable[..., Any] = names["f"]
     return function
 
@@ -38,7 +38,9 @@ def lines_of(function: Callable[[], Any]) -> tuple[str, str]:
 RAISES = "def f(call=None):\n    return call() if call else 1 / 0"
 
 
-@pytest.mark.parametrize("file", ["/home/me/torch/net.py", "/srv/squall/net.py", "/x/numpy/net.py", "<stdin>"])
+@pytest.mark.parametrize(
+    "file", ["/home/me/torch/net.py", "/srv/squall/net.py", "/x/numpy/net.py", "<stdin>"]
+)
 def test_a_file_is_the_users_own_whatever_its_folder_is_called(file: str) -> None:
     line = f'File "{file}", line 2, in f'
     assert lines_of(function_of(file, RAISES)) == (line, line)
