@@ -31,7 +31,18 @@ from squall.errors import (
     SquallError,
     UserCodeError,
 )
-from squall.observe.events import Evaluated, Event, Joined, Left, Link, Recovered, Redone, Refused, Unkept
+from squall.observe.events import (
+    AlsoFailed,
+    Evaluated,
+    Event,
+    Joined,
+    Left,
+    Link,
+    Recovered,
+    Redone,
+    Refused,
+    Unkept,
+)
 from squall.training.execution import Ending, Execution, TrafficCount
 from squall.wire.control import (
     BuffersCopied,
@@ -69,11 +80,12 @@ class Heard:
 
     Attributes:
         why, settled: how the coordinator says that it ended, and what is settled.
-        error: the first cause of a failure; what follows from it is not told again.
+        errors: what failed, in order.
         is_fatal: there is nothing left that could be saved.
         waits: who waits for whom, in words.
         is_evaluating: the evaluator is busy, or gone.
         ends: by replica, how it ended the last time, in words.
+        raised: by role, the exception that it is about to end with.
         lost: roles, with the incarnation, that were told to be gone.
         joined: by replica, the newest incarnation that has joined.
         counts: by role, what passed its connections.
@@ -82,19 +94,36 @@ class Heard:
 
     why: str | None = None
     settled: BlockSet = field(default_factory=BlockSet)
-    error: SquallError | None = None
+    errors: list[SquallError] = field(default_factory=list)
     is_fatal: bool = False
     waits: tuple[str, ...] = ()
     is_evaluating: bool = False
     ends: dict[str, str] = field(default_factory=dict)
+    raised: dict[str, str] = field(default_factory=dict)
     lost: set[tuple[str, int]] = field(default_factory=set)
     joined: dict[str, int] = field(default_factory=dict)
     counts: dict[str, tuple[LinkCount, ...]] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
 
-    def fail(self, error: SquallError, *, is_fatal: bool = False) -> None:
-        if self.error is None:
-            self.error, self.is_fatal = error, is_fatal
+    @property
+    def error(self) -> SquallError | None:
+        """The cause of the failure: what failed first."""
+        return self.errors[0] if self.errors else None
+
+    def fail(self, error: SquallError, *, is_fatal: bool = False) -> bool:
+        """Take note of a failure; return whether it says something new beside the first."""
+        self.is_fatal |= is_fatal
+        is_new = not any(_is_same(error, other) for other in self.errors)
+        if is_new:
+            self.errors.append(error)
+        return is_new and len(self.errors) > 1
+
+
+def _is_same(error: SquallError, other: SquallError) -> bool:
+    """Whether one says what the other does; two replicas run into the same line of the user's."""
+    if isinstance(error, UserCodeError) and isinstance(other, UserCodeError):
+        return (error.error, error.line) == (other.error, other.line)
+    return str(error) == str(other)
 
 
 class Launch:
@@ -192,7 +221,7 @@ class Launch:
             except RunError as error:  # the zygote is gone: nobody can be started any more
                 told = f"could not be started again: {error}"
                 if role.kind in ("shard", "coordinator"):
-                    self._heard.fail(LostError(reason=f"{role.name} is gone and {told}"), is_fatal=True)
+                    self._fail(LostError(reason=f"{role.name} is gone and {told}"), is_fatal=True)
                 self._heard.ends[role.name] = f"{self._heard.ends.get(role.name, role.name)}, and {told}"
                 self._restarts.forget(list(self._roster.roles))
                 return
@@ -228,7 +257,7 @@ class Launch:
         if self._again(role) is None:
             logs = self._execution.directory.logs
             told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."
-            self._heard.error, self._heard.is_fatal = self._heard.error or LostError(reason=told), True
+            self._fail(LostError(reason=told), is_fatal=True)
 
     def _keep_counts(self, role: RoleProcess) -> None:
         """What a role has counted stays counted; its next process begins at 0."""
@@ -249,7 +278,7 @@ class Launch:
         if time.monotonic() - self._alone_since > ALONE_S:
             logs = self._execution.directory.logs
             told = f"no replica is left: {', '.join(self._heard.ends.values())}. Their logs are in {logs}."
-            self._heard.fail(NoReplicaError(reason=told))
+            self._fail(NoReplicaError(reason=told))
 
     def _reason_to_stop(self) -> str | None:
         prepared = self._execution.prepared
@@ -283,9 +312,9 @@ class Launch:
         until = time.monotonic() + SAVE_S
         while missing := sorted(self._checkpoints.missing):
             if any(map(self._is_lost, missing)) or time.monotonic() > until:
-                names = ", ".join(missing)
-                self._heard.error = LostError(reason=f"{names} did not write its slices to the checkpoint")
-                self._heard.is_fatal = True
+                names = ", ".join(f"{name}{self._raised_by(name)}" for name in missing)
+                told = f"{names} did not write its slices to the checkpoint"
+                self._fail(LostError(reason=told), is_fatal=True)
                 return
             self._hear()
 
@@ -332,9 +361,7 @@ class Launch:
                 else:
                     self._on_message(role, said)
         except RemoteProtocolError as error:
-            self._heard.fail(
-                LostError(reason=f"a role said something that is no message: {error}"), is_fatal=True
-            )
+            self._fail(LostError(reason=f"a role said something that is no message: {error}"), is_fatal=True)
 
     def _on_message(self, role: RoleProcess, message: Any) -> None:
         heard, now = self._heard, self._execution.now()
@@ -378,7 +405,7 @@ class Launch:
                 heard.is_evaluating = False
                 self._recorder.happened(_evaluated(message, now))
             case DivergedRun():
-                heard.fail(self._diverged(message), is_fatal=True)
+                self._fail(self._diverged(message), is_fatal=True)
             case EndedRun(why=why, settled=settled):
                 heard.why, heard.settled = why, BlockSet.union(settled)
             case CutReached(request=request, name=name, settled=settled):
@@ -390,9 +417,12 @@ class Launch:
                 self._execution.seal()
             case Durability(lost=lost):
                 self._recorder.happened(Unkept(time_s=now, role=role.name, why=lost))
+            case Failed(kind="raised", error=error):
+                heard.raised[role.name] = error
             case Failed():
-                heard.fail(_error(message))
+                self._fail(_error(message))
             case Ready():
+                heard.raised.pop(role.name, None)  # of its life before
                 if role.kind == "shard" and role.incarnation > self._execution.prepared.starts:
                     back = Joined(time_s=now, role=role.name, incarnation=role.incarnation)
                     self._recorder.happened(back)
@@ -429,12 +459,25 @@ class Launch:
         tensor = tensors[message.number].name if message.number >= 0 else message.tensor
         return DivergedError(tensor=tensor, step=str(message.block), what=message.what)
 
+    def _fail(self, error: SquallError, *, is_fatal: bool = False) -> None:
+        """The first failure is the cause; what fails after it, or because of it, is told as well."""
+        if self._heard.fail(error, is_fatal=is_fatal):
+            self._recorder.happened(AlsoFailed(time_s=self._execution.now(), error=str(error)))
+
+    def _how(self, role: RoleProcess, ended: Exit) -> str:
+        """How a role has ended, in words."""
+        return in_words(ended.returncode) + self._raised_by(role.name) + self._upsets.said_of(role.name)
+
+    def _raised_by(self, name: str) -> str:
+        error = self._heard.raised.get(name)
+        return "" if error is None else f": {error}"
+
     def _on_exit(self, role: RoleProcess, ended: Exit) -> None:
         if role.kind == "shard" and self._comes_back(role, ended):
             return
         if self._heard.why is not None:
             return
-        how = in_words(ended.returncode) + self._upsets.said_of(role.name)
+        how = self._how(role, ended)
         logs = self._execution.directory.logs
         left = Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
         match role.kind:
@@ -451,7 +494,7 @@ class Launch:
             case _:
                 self._recorder.happened(left)
                 told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."
-                self._heard.fail(LostError(reason=told), is_fatal=True)
+                self._fail(LostError(reason=told), is_fatal=True)
 
     def _start_again(self, role: RoleProcess, ended: Exit) -> None:
         """If it died, and the run goes on. Without any of its workers a replica's lead ends, and all start with it."""
@@ -469,7 +512,7 @@ class Launch:
             return False
         if (is_over and durability != "ack") or self._again(role) is None:
             return False
-        how = in_words(ended.returncode) + self._upsets.said_of(role.name)
+        how = self._how(role, ended)
         self._recorder.happened(
             Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
         )
