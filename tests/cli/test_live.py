@@ -16,6 +16,7 @@ from rich.console import Console
 from squall.blocks import Block
 from squall.cli.live import LINE_EVERY_S, Board, LiveView
 from squall.observe.events import (
+    AlsoFailed,
     Checkpointed,
     Disturbed,
     Ended,
@@ -70,6 +71,10 @@ NEWS: list[tuple[Event, str]] = [
     (
         Disturbed(time_s=9.5, role="shard0", what="stop", fault="pause:shard,3s@t=9"),
         "   9.5 s  chaos, pause:shard,3s@t=9: stops shard0",
+    ),
+    (
+        AlsoFailed(time_s=9.6, error="shard0 was killed by SIGKILL"),
+        "   9.6 s  failed as well: shard0 was killed by SIGKILL",
     ),
     (
         Ended(

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from squall.observe.events import (
+    AlsoFailed,
     Checkpointed,
     Disturbed,
     Ended,
@@ -200,6 +201,8 @@ class Board:
                 )
             case Disturbed():
                 return f"chaos, {event.fault}: {_STRIKES[event.what]} {event.role}"
+            case AlsoFailed():
+                return f"failed as well: {event.error}"
             case Ended():
                 # Not the error: whoever the run raises it to shows it, once.
                 return f"ended: {event.why}"

@@ -204,6 +204,14 @@ class Disturbed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlsoFailed:
+    """Something failed after the failure that the run ends with, which `Ended` tells; or because of it."""
+
+    time_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The run is over; nothing follows.
 
@@ -229,6 +237,7 @@ Event: TypeAlias = (
     | Recovered
     | Unkept
     | Disturbed
+    | AlsoFailed
     | Ended
 )
 

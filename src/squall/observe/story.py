@@ -56,6 +56,7 @@ class Story:
         state: "cut off" is one whose launcher ended without a word.
         why: a word or two, as the run itself says.
         cause: the one that it failed for; None if it did not.
+        also: what failed after that, or because of it.
         after_s: when its last sign came [seconds of its clock].
         minibatches, total: done on every slice; at which the run ends, if that is known.
         last: the block that was applied last, as words; "" without any.
@@ -80,6 +81,7 @@ class Story:
     redone: int
     repeated: int
     rolled_back: int
+    also: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     deaths: tuple[Death, ...] = ()
     resumed: int = 0
@@ -127,6 +129,7 @@ def tell(left: Left) -> Story:
         redone=_num_blocks(left.ledger, left.ledger["attempt"] > 1, Outcome.APPLIED),
         repeated=int((left.ledger["outcome"] == str(Outcome.REPEATED)).sum()),
         rolled_back=_rolled_back(left.ledger),
+        also=tuple(one_line(str(record["error"])) for record in life if record["event"] == "AlsoFailed"),
         refused=tuple(_refused(life)),
         deaths=tuple(_deaths(life)),
         resumed=left.resumed,
