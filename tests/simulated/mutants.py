@@ -230,7 +230,7 @@ class _Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(self._codes[module.__name__], module.__dict__)
 
 
-_OURS = ("squall.", "tests.simulated.")
+_OURS = ("squall.", "tests.simulated.", "tests.coordinator.", "tests.replica.")
 
 
 def _codes() -> dict[str, CodeType]:
