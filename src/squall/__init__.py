@@ -45,7 +45,10 @@ _PUBLIC = {
     "Redone": "squall.observe.events",
     "Refused": "squall.observe.events",
     "Checkpointed": "squall.observe.events",
+    "Recovered": "squall.observe.events",
+    "Unkept": "squall.observe.events",
     "Disturbed": "squall.observe.events",
+    "AlsoFailed": "squall.observe.events",
     "Ended": "squall.observe.events",
     "SquallError": "squall.errors",
     "ConfigError": "squall.errors",
@@ -91,6 +94,7 @@ if TYPE_CHECKING:
     from squall.errors import UserCodeError as UserCodeError
     from squall.loop.optimizer import DownpourOptimizer as DownpourOptimizer
     from squall.model.opaque import opaque as opaque
+    from squall.observe.events import AlsoFailed as AlsoFailed
     from squall.observe.events import Checkpointed as Checkpointed
     from squall.observe.events import Disturbed as Disturbed
     from squall.observe.events import Ended as Ended
@@ -98,8 +102,10 @@ if TYPE_CHECKING:
     from squall.observe.events import Joined as Joined
     from squall.observe.events import Left as Left
     from squall.observe.events import Progress as Progress
+    from squall.observe.events import Recovered as Recovered
     from squall.observe.events import Redone as Redone
     from squall.observe.events import Refused as Refused
+    from squall.observe.events import Unkept as Unkept
     from squall.observe.loggers import TensorBoard as TensorBoard
     from squall.partition.cost import Machine as Machine
     from squall.partition.model_plan import Plan as Plan

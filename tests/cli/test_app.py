@@ -303,6 +303,19 @@ def test_evaluate_says_when_there_is_nothing_to_measure_on(recipe: Path) -> None
     assert "test set" in ran.err
 
 
+def test_resume_of_a_finished_run_says_so_and_trains_on_with_more_epochs(recipe: Path) -> None:
+    path = trained(recipe)
+
+    ran = squall_("resume", path)
+    assert ran.code == 0
+    assert f"it was finished before: epochs. More trains on: squall resume {path} --set epochs=2." in ran.err
+    assert "ended" in ran.out.splitlines()[0]
+
+    told = json.loads(squall_("resume", path, "--set", "epochs=2", "--json").last_line)
+    assert (told["minibatches"], told["resumed"]) == (16, 1)
+    assert "finished before" in squall_("resume", path, "--set", "epochs=2").err
+
+
 def test_a_run_of_a_script_is_told_how_to_be_used(recipe: Path) -> None:
     path = recipe.parent / "run"
     x = torch.zeros(10, 2)

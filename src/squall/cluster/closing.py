@@ -78,9 +78,9 @@ class Closing:
         until = time.monotonic() + SAVE_S
         while missing := sorted(self._checkpoints.missing):
             if any(map(self._is_lost, missing)) or time.monotonic() > until:
-                names = ", ".join(missing)
-                self._course.error = LostError(reason=f"{names} did not write its slices to the checkpoint")
-                self._course.is_fatal = True
+                names = ", ".join(f"{name}{self._course.raised_by(name)}" for name in missing)
+                told = f"{names} did not write its slices to the checkpoint"
+                self._course.fail(LostError(reason=told), is_fatal=True)
                 return
             self._hearing.hear()
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from squall.blocks import BlockSet
 from squall.cluster.course import Course
-from squall.cluster.exits import in_words, is_death
+from squall.cluster.exits import is_death
 from squall.cluster.revival import Revival
 from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.starting import Started
@@ -148,9 +148,12 @@ class Hearing:
                 self._execution.seal()
             case Durability(lost=lost):
                 self._recorder.happened(Unkept(time_s=now, role=role.name, why=lost))
+            case Failed(kind="raised", error=error):
+                course.raised[role.name] = error
             case Failed():
                 course.fail(error_of(message))
             case Ready():
+                course.raised.pop(role.name, None)  # of its life before
                 if role.kind == "shard" and role.incarnation > self._execution.prepared.starts:
                     back = Joined(time_s=now, role=role.name, incarnation=role.incarnation)
                     self._recorder.happened(back)
@@ -192,7 +195,7 @@ class Hearing:
             return
         if self._course.why is not None:
             return
-        how = in_words(ended.returncode) + self._upsets.said_of(role.name)
+        how = self._revival.how(role, ended)
         logs = self._execution.directory.logs
         left = Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
         match role.kind:

@@ -19,6 +19,8 @@ from squall.cluster.starting import Started, start_roles
 from squall.cluster.tcp import TcpPlan
 from squall.cluster.upsets import Upsets
 from squall.cluster.zygote import Zygote
+from squall.errors import SquallError
+from squall.observe.events import AlsoFailed
 from squall.training.execution import Ending, Execution
 from squall.wire.control import EvaluateNow, TakeCheckpoint
 
@@ -62,7 +64,7 @@ class _Followed:
         self._execution = execution
         self._recorder = execution.recorder
         self._roster = roster
-        self._course = Course()
+        self._course = Course(self._also_failed)
         self._upsets = Upsets(job.faults, job.seed, roster, execution.recorder)
         self._revival = Revival(execution, roster, started, self._course, self._upsets, rule)
         self._hearing = Hearing(execution, roster, started, self._course, self._upsets, self._revival)
@@ -88,6 +90,9 @@ class _Followed:
             now = self._execution.now()
             waits = self._course.waits + self._revival.waits(now)
             self._recorder.tick(now, waits=waits, links=self._hearing.links)
+
+    def _also_failed(self, error: SquallError) -> None:
+        self._recorder.happened(AlsoFailed(time_s=self._execution.now(), error=str(error)))
 
     def _evaluate_if_due(self) -> None:
         evaluator = self._roster.roles.get("evaluator")

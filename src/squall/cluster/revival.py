@@ -115,11 +115,16 @@ class Revival:
             return False
         if (is_over and durability != "ack") or self._again(role) is None:
             return False
-        how = in_words(ended.returncode) + self._upsets.said_of(role.name)
+        how = self.how(role, ended)
         self._execution.recorder.happened(
             Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
         )
         return True
+
+    def how(self, role: RoleProcess, ended: Exit) -> str:
+        """How a role has ended, in words."""
+        said = self._course.raised_by(role.name) + self._upsets.said_of(role.name)
+        return in_words(ended.returncode) + said
 
     def _again(self, role: RoleProcess) -> Again | None:
         """Have it started again when it is time; None if it is given up."""
@@ -137,7 +142,7 @@ class Revival:
         if self._again(role) is None:
             logs = self._execution.directory.logs
             told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."
-            self._course.error, self._course.is_fatal = self._course.error or LostError(reason=told), True
+            self._course.fail(LostError(reason=told), is_fatal=True)
 
     # Who is started -------------------------------------------------------------------------------------
 

@@ -49,8 +49,11 @@ def find(request: str, settings: Sequence[tuple[str, str]] = ()) -> Job:
     return _make(recipe, path)
 
 
-def job_of(told: dict[str, Any]) -> Job:
+def job_of(told: dict[str, Any], settings: Sequence[tuple[str, str]] = ()) -> Job:
     """Make the job of a run again, from what its directory says.
+
+    Args:
+        settings: more of them, after its own.
 
     Raises:
         ConfigError: the recipe's file has changed since.
@@ -58,7 +61,7 @@ def job_of(told: dict[str, Any]) -> Job:
     recipe = Recipe(
         name=told["name"],
         function=told["function"],
-        settings=tuple((key, value) for key, value in told["settings"]),
+        settings=(*((key, value) for key, value in told["settings"]), *settings),
         hash=told["hash"],
     )
     path = _path_of(recipe.name)
