@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "squall"
 
-GROUND = {"errors", "faults", "nouns", "slices", "blocks", "machines", "observe"}
+GROUND = {"errors", "faults", "keywords", "nouns", "slices", "blocks", "machines", "observe"}
 _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
@@ -27,12 +27,13 @@ _CLI_MAY = _CLUSTER_MAY | {"cluster", "partition"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "slices": {"errors"},
+    "keywords": {"errors"},
     "nouns": set(),
     "blocks": {"errors", "nouns", "slices"},
     "machines": {"errors"},
     "faults": {"errors"},
     "schedules": {"errors"},
-    "observe": {"errors", "nouns", "slices", "blocks"},
+    "observe": {"errors", "keywords", "nouns", "slices", "blocks"},
     "model": GROUND,
     "wire": GROUND,
     "partition": GROUND | {"model"},

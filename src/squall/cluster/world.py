@@ -20,6 +20,7 @@ from squall.coordinator.events import CoordinatorEffect
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.recovery import Inheritance
 from squall.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause, is_named
+from squall.keywords import named
 from squall.machines import Machine, drive
 from squall.replica import session as replica
 from squall.replica.downpour import Compute, Computed, Loop
@@ -78,6 +79,7 @@ class Pace:
         return self.speeds[min(number, len(self.speeds) - 1)]
 
 
+@named
 @dataclass(frozen=True, slots=True)
 class Link:
     """How messages pass between two roles, in each direction.
