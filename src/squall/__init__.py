@@ -30,7 +30,7 @@ _PUBLIC = {
     "InProcess": "squall.cluster.in_process",
     "Local": "squall.cluster.local",
     "Simulated": "squall.cluster.simulated",
-    "Link": "squall.cluster.world",
+    "Link": "squall.cluster.links",
     "Restarts": "squall.cluster.restarts",
     "TensorBoard": "squall.observe.loggers",
     "Source": "squall.data.source",
@@ -74,12 +74,12 @@ if TYPE_CHECKING:
     from squall.api import fit as fit
     from squall.api import start as start
     from squall.cluster.in_process import InProcess as InProcess
+    from squall.cluster.links import Link as Link
     from squall.cluster.local import Local as Local
     from squall.cluster.restarts import Restarts as Restarts
     from squall.cluster.servers import Servers as Servers
     from squall.cluster.servers import serve as serve
     from squall.cluster.simulated import Simulated as Simulated
-    from squall.cluster.world import Link as Link
     from squall.data.source import Source as Source
     from squall.errors import ConfigError as ConfigError
     from squall.errors import CorruptError as CorruptError

@@ -28,7 +28,7 @@ from squall.coordinator.events import (
 )
 from squall.coordinator.machine import CoordinatorMachine, Phase
 from squall.coordinator.members import Patience
-from squall.coordinator.work import WorkPlan
+from squall.coordinator.work import Rhythm, WorkPlan
 from squall.observe import events
 from squall.slices import Cover
 from squall.wire.messages import (
@@ -55,6 +55,7 @@ class Run:
     shards: int = 2
     settled: BlockSet = field(default_factory=BlockSet)
     max_staleness: int | None = None
+    rhythm: Rhythm | None = None
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -72,6 +73,7 @@ class Run:
             num_shards=self.shards,
             settled=self.settled,
             max_staleness=self.max_staleness,
+            rhythm=self.rhythm,
             patience=Patience(start_s=60.0, leave_s=5.0, first_s=30.0, least_s=5.0, factor=10.0),
         )
         self.requests = dict.fromkeys(range(self.replicas), 0)
@@ -686,3 +688,22 @@ def test_what_is_lost_when_all_leave_is_said_to_be_the_end() -> None:
     assert [effect.why for effect in effects if isinstance(effect, Ended)] == [
         "shard0 came back without 1 minibatches"
     ]
+
+
+def test_a_stop_that_waits_for_rest_ends_the_run_when_the_last_block_is_refused_and_nobody_is_left() -> None:
+    run = Run(replicas=1, shards=1, rhythm=Rhythm(n_fetch=1, n_push=1)).start()
+    assert run.handle(Stop(now=run.now, why="asked")) == ()
+    run.bad(0, 0)
+    run.bad(0, 0)
+    run.lose(0)
+    assert run.machine.phase is Phase.RUNNING
+    effects = run.settle(0)
+    assert effects[-1] == Ended(why="asked")
+
+
+def test_a_stop_that_waits_too_long_for_rest_ends_the_run_at_once_if_nobody_is_left() -> None:
+    run = Run(replicas=1, rhythm=Rhythm(n_fetch=2, n_push=1)).start()
+    run.handle(Stop(now=run.now, why="asked"))
+    run.lose(0)
+    assert run.tick(4.5) == ()
+    assert run.tick(0.5) == (Ended(why="asked"),)

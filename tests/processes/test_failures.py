@@ -16,7 +16,7 @@ import torch
 
 import squall
 from squall.cli.explain import explain
-from squall.cluster.launch import Heard
+from squall.cluster.course import Course
 from squall.cluster.local import Local
 from squall.observe.events import Event, Left, Progress, Redone
 from squall.training.fit import Handle
@@ -237,9 +237,12 @@ def test_a_second_failure_is_kept_beside_the_first_which_is_the_cause(
 
 
 def test_what_fails_after_the_cause_may_be_fatal_where_the_cause_was_not() -> None:
-    heard, first, second = Heard(), squall.RunError(reason="first"), squall.LostError(reason="second")
-    assert not heard.fail(first)
-    assert not heard.is_fatal
-    assert heard.fail(second, is_fatal=True)
-    assert not heard.fail(squall.LostError(reason="second"))
-    assert (heard.error, heard.errors, heard.is_fatal) == (first, [first, second], True)
+    first, second = squall.RunError(reason="first"), squall.LostError(reason="second")
+    also: list[squall.SquallError] = []
+    course = Course(also.append)
+    course.fail(first)
+    assert not course.is_fatal
+    course.fail(second, is_fatal=True)
+    course.fail(squall.LostError(reason="second"))
+    assert (course.error, course.errors, course.is_fatal) == (first, [first, second], True)
+    assert also == [second]

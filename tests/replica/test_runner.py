@@ -15,8 +15,8 @@ def test_messages_wait_for_company_and_are_sent_in_order_once_due() -> None:
     asks = [Ask(request=number, finished=None) for number in range(4)]
 
     def heard() -> list[object]:
-        received = iter(there.try_receive, None)
-        return [message for message, _ in received]
+        received = iter(there.arrived, [])
+        return [message for batch in received for message, _ in batch]
 
     assert outbox.due_ms is None
     outbox.put(asks[0])
@@ -30,7 +30,9 @@ def test_messages_wait_for_company_and_are_sent_in_order_once_due() -> None:
     assert heard() == []
     assert outbox.due_ms == 1000 * HELD_BACK_S
     outbox.send_if_due(now=5.0 + HELD_BACK_S)
+    before = there.counts()[1]
     assert heard() == asks[1:3]
+    assert there.counts()[1] == before + 1  # woken once
     outbox.send_if_due(now=6.0)
     assert heard() == []
 

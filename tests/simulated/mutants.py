@@ -31,10 +31,17 @@ FILES = (
     "shard/machine.py",
     "shard/books.py",
     "coordinator/machine.py",
-    "coordinator/members.py",
+    "coordinator/book.py",
     "coordinator/gate.py",
+    "coordinator/granting.py",
     "coordinator/hold.py",
+    "coordinator/line.py",
     "coordinator/lives.py",
+    "coordinator/members.py",
+    "coordinator/membership.py",
+    "coordinator/recovery.py",
+    "coordinator/refusals.py",
+    "coordinator/takeover.py",
     "coordinator/work.py",
     "replica/session.py",
     "replica/downpour.py",
@@ -223,7 +230,7 @@ class _Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(self._codes[module.__name__], module.__dict__)
 
 
-_OURS = ("squall.", "tests.simulated.")
+_OURS = ("squall.", "tests.simulated.", "tests.coordinator.", "tests.replica.")
 
 
 def _codes() -> dict[str, CodeType]:

@@ -1,4 +1,4 @@
-"""The simulated suite in one fixed order, for the mutants: directed schedules, random ones, the ground, the door."""
+"""The simulated suite in one fixed order, for the mutants: the ground, the door, parts, schedules."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from squall.slices import Cover, Range, RangeSet
 from squall.wire.messages import Fetch, Push
 from tests.simulated.directed import DIRECTED
 from tests.simulated.facts import faults_of
+from tests.simulated.parts import parts
 from tests.simulated.schedules import Schedule, command, random_schedule, run
 from tests.simulated.shard_rules import positions
 
@@ -38,6 +39,7 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "ground", ground
     yield "door", door
     yield "defaults", defaults
+    yield from parts()
     for variant in range(NUM_VARIANTS):
         for name, make in DIRECTED.items():
             yield f"{name}/{variant}", partial(check, make(variant), f"{name}/{variant}")
@@ -99,6 +101,11 @@ def _ground_of_blocks(draw: random.Random) -> None:
     assert {place for entry in entries for place in positions(Block(*entry))} == places
     assert blocks.num_minibatches == len(places)
     assert blocks == BlockSet(entries) != BlockSet()
+    for first in range(12):
+        part = BlockSet.union([Block(0, 1, first, first + 2)])
+        common = {place for block in blocks.common(part).blocks() for place in positions(block)}
+        assert common == places & {(0, 1, first), (0, 1, first + 1)}
+    assert BlockSet(((0, 0, 0, 2),)).common(BlockSet(((0, 0, 2, 4),))) == BlockSet(), "they touch"
     assert BlockSet() != ()
 
 

@@ -16,7 +16,14 @@ from squall.wire.control import Control
 from squall.wire.messages import Fetch, Goodbye, Message, Push
 
 ALL = get_args(Message)
-UNASKED = {messages.Recall, messages.Goodbye, messages.Diverged, messages.Returned, messages.Resume}
+UNASKED = {
+    messages.Recall,
+    messages.Goodbye,
+    messages.Diverged,
+    messages.Returned,
+    messages.Resume,
+    messages.Bundle,
+}
 OF_AN_EPOCH = {messages.Inquire, messages.Books}
 
 
@@ -29,7 +36,7 @@ def test_each_message_has_one_code_that_fits_a_byte() -> None:
 
 def test_codes_of_the_wire_are_never_given_to_another_message() -> None:
     names = "Fetch Fetched Push Pushed Ask Lease Leave Recall Goodbye Refuse Refused Diverged Hold Held Release Released"
-    names += " Returned Inquire Books Resume"
+    names += " Returned Inquire Books Resume Bundle"
     assert {code_of(kind): kind.__name__ for kind in ALL} == dict(enumerate(names.split(), 1))
 
 

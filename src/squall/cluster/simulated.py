@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from squall.cluster.chaos import expect_modelled
+from squall.cluster.links import Link, Links
 from squall.cluster.one_thread import OneThread, threads_set
-from squall.cluster.world import Link, Links, Pace
+from squall.cluster.world import Pace
 from squall.errors import ConfigError
 from squall.faults import Fault, faults_of
 from squall.keywords import named

@@ -117,6 +117,9 @@ class CoordinatorServer:
         ] = {}  # over TCP: the least incarnation to come, by role and number
         self._shards: dict[int, Connection] = {}
         self._shard_of: dict[int, tuple[int, Connection]] = {}  # by descriptor
+        self._unsent: dict[
+            tuple[int, int], list[Any]
+        ] = {}  # by replica and incarnation, until the round is over
         self._closings: list[ClosedBlock] = []
         self._waits: dict[str, float] = {}  # since when
         self._told_waits: tuple[str, ...] = ()
@@ -135,6 +138,7 @@ class CoordinatorServer:
         while not self._is_finished:
             for fd, _ in self._epoll.poll(TOLD_EVERY_S if self._closings else TICK_S):
                 self._read(fd)
+            self._send_to_replicas()
             now = self._now()
             if self._closings and (now - told >= TOLD_EVERY_S or len(self._closings) >= MOST_TOLD):
                 told = now
@@ -142,6 +146,7 @@ class CoordinatorServer:
             if now - ticked >= TICK_S:
                 ticked = now
                 self._handle(Tick(now=now))
+                self._send_to_replicas()
                 self._tell_waits(now)
                 self._tell_count()
                 if self._door is not None:
@@ -270,9 +275,11 @@ class CoordinatorServer:
     def _carry_out(self, effect: CoordinatorEffect) -> None:
         match effect:
             case ToReplica(replica=replica, incarnation=incarnation, message=message):
-                self._send(self._lines.get((replica, incarnation)), message)
+                self._unsent.setdefault((replica, incarnation), []).append(message)
             case ToShard(shard=shard, message=message):
-                self._send(self._shards.get(shard), message)
+                if (line := self._shards.get(shard)) is not None:
+                    with contextlib.suppress(ConnectionError):  # its end is read, and told, in its turn
+                        line.send(message)
             case Closed(replica=replica, report=report):
                 self._closings.append(
                     ClosedBlock(
@@ -299,10 +306,13 @@ class CoordinatorServer:
                 self._tell_closings()
                 self._launcher.send(EndedRun(why=why, settled=self._machine.settled.blocks()))
 
-    def _send(self, line: Connection | None, message: Any) -> None:
-        if line is not None:
-            with contextlib.suppress(ConnectionError):  # its end is read, and told, in its turn
-                line.send(message)
+    def _send_to_replicas(self) -> None:
+        """Send what has come together for each, which is woken once."""
+        for place, messages in self._unsent.items():
+            if (line := self._lines.get(place)) is not None:
+                with contextlib.suppress(ConnectionError):  # its end is read, and told, in its turn
+                    line.send_all(messages)
+        self._unsent.clear()
 
     def _tell_closings(self) -> None:
         if self._closings:

@@ -13,6 +13,7 @@ from squall.model.parameters import ParameterSpace, TensorSpec
 from squall.model.parts import Part
 from squall.partition.agenda import BackwardFirst, FillDrain, Policy
 from squall.partition.compiler import program_of
+from squall.partition.model_plan import Plan as NamedPlan
 from squall.partition.plan import Plan
 from squall.partition.program import FED, Program
 from squall.partition.regions import AnyRegion, Region
@@ -61,6 +62,10 @@ class Cut:
     @property
     def policy(self) -> Policy:
         return FillDrain() if self.microbatches == 1 else BackwardFirst(in_flight=self.partitions)
+
+    def named(self) -> NamedPlan:
+        """The plan by names, for the model without its loss and in any mode."""
+        return NamedPlan.of(self.captured.graph, self.plan, how="as trained", prefix=_MODEL)
 
     def count(self, examples: int) -> int:
         """In how many microbatches a minibatch of so many examples is computed: they are of one size.

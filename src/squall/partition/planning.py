@@ -216,7 +216,11 @@ def _cuts(
     else:
         chosen = {how: ways[how]}
     for name, teams in chosen.items():
-        yield name, planner.mixed(graph, teams, tiles=tiles, speeds=speeds, costs=costs)
+        for joined in (True, False) if len(teams) > 1 else (True,):
+            yield (
+                name,
+                planner.mixed(graph, teams, tiles=tiles, speeds=speeds, costs=costs, joined=joined),
+            )
 
 
 def _by_hand(

@@ -132,8 +132,7 @@ class Outbox:
 
     def send(self) -> None:
         with contextlib.suppress(ConnectionError):  # its end is read in its turn
-            for message in self._messages:
-                self._connection.send(message)
+            self._connection.send_all(self._messages)
         self._messages.clear()
 
 

@@ -286,6 +286,9 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
     directory.write_json(directory.job, told)
     rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
     write_atomic(directory.plan, plan_svg(rows, replicas=job.replicas, model=told["model"]))
+    directory.partitions.unlink(missing_ok=True)  # a resumed run may be cut in another way
+    if prepared.cut is not None:
+        directory.write_json(directory.partitions, prepared.cut.named().to_json())
     if job.record:
         _begin_record(directory, prepared)
 

@@ -8,10 +8,15 @@ from squall.wire.codec import Codec
 from squall.wire.control import Control
 from squall.wire.crew import Crew
 from squall.wire.joining import Joining
-from squall.wire.messages import Message
+from squall.wire.messages import Bundle, Message
 from squall.wire.stream import StreamChannel
 
 CODEC = Codec(*get_args(Message), *get_args(Joining), *get_args(Control), *get_args(Crew))
+
+
+def unbundled(message: Any) -> tuple[Any, ...]:
+    """The messages of a bundle; of any other message, that one."""
+    return message.messages if isinstance(message, Bundle) else (message,)
 
 
 class Connection:
@@ -40,6 +45,18 @@ class Connection:
         """
         self.channel.send(CODEC.encode(message), fds)
 
+    def send_all(self, messages: Sequence[Any]) -> None:
+        """Send messages between replica and coordinator so that the peer is woken once.
+
+        Raises:
+            ConnectionError: the peer is gone.
+        """
+        if len(messages) > 1:
+            self.send(Bundle(messages=tuple(messages)))
+        else:
+            for message in messages:
+                self.send(message)
+
     def receive(self) -> tuple[Any, tuple[int, ...]] | None:
         """Wait for a message and its descriptors; None at the end.
 
@@ -55,12 +72,16 @@ class Connection:
         return None if received is None else (CODEC.decode(received[0]), received[1])
 
     def arrived(self) -> list[tuple[Any, tuple[int, ...]]]:
-        """All messages that are there whole, of one read, for a server that must not wait; `is_ended` after the last.
+        """All messages that are there whole, of one read, for who must not wait; `is_ended` after the last.
 
         Raises:
             RemoteProtocolError: what arrived is no message.
         """
-        return [(CODEC.decode(data), fds) for data, fds in self.channel.arrived()]
+        return [
+            (message, fds)
+            for data, fds in self.channel.arrived()
+            for message in unbundled(CODEC.decode(data))
+        ]
 
     def counts(self) -> tuple[int, int, int, int]:
         """Bytes and messages received, bytes and messages sent."""

@@ -14,6 +14,7 @@ Read it as a conversation::
                    <--------------------------  Leave      no more work: say goodbye
                    <--------------------------  Recall     unasked: abandon what you have not pushed
       Goodbye      -------------------------->
+      Bundle       <------------------------->            several of these at once
 
     coordinator                                shard
       Refuse       -------------------------->            nobody can compute this block: settle it
@@ -294,4 +295,16 @@ ToShard: TypeAlias = Fetch | Push | Refuse | Hold | Release | Inquire
 FromShard: TypeAlias = Fetched | Pushed | Refused | Diverged | Returned | Held | Released | Books
 ToCoordinator: TypeAlias = Ask | Goodbye | Resume | Refused | Diverged | Returned | Held | Released | Books
 ToReplica: TypeAlias = Fetched | Pushed | Lease | Leave | Recall
-Message: TypeAlias = ToShard | FromShard | ToCoordinator | ToReplica
+
+
+class Bundle(Noun, frozen=True, kw_only=True, tag=21):
+    """Replica -> coordinator or back: messages that belong together only in that their reader is woken once for all.
+
+    Attributes:
+        messages: in the order in which they would have come one by one.
+    """
+
+    messages: tuple[Ask | Goodbye | Resume | Lease | Leave | Recall, ...]
+
+
+Message: TypeAlias = ToShard | FromShard | ToCoordinator | ToReplica | Bundle
