@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "squall"
 
-GROUND = {"closes", "errors", "faults", "nouns", "slices", "blocks", "machines", "observe"}
+GROUND = {"closes", "errors", "faults", "keywords", "nouns", "slices", "blocks", "machines", "observe"}
 _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
@@ -28,12 +28,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "slices": {"errors"},
     "closes": set(),
+    "keywords": {"errors"},
     "nouns": set(),
     "blocks": {"errors", "nouns", "slices"},
     "machines": {"errors"},
     "faults": {"errors"},
     "schedules": {"errors"},
-    "observe": {"closes", "errors", "nouns", "slices", "blocks"},
+    "observe": {"closes", "errors", "keywords", "nouns", "slices", "blocks"},
     "model": GROUND,
     "wire": GROUND,
     "partition": GROUND | {"model"},

@@ -193,7 +193,7 @@ WRONG = {
     "an unknown function": (["train", "{recipe}:nosuch"], "nosuch"),
     "a file that is not there": (["train", "{recipe}x.py"], "no such file"),
     "a setting without a value": (["train", "{recipe}:small", "--set", "replicas"], "NAME=VALUE"),
-    "an unknown setting": (["train", "{recipe}:small", "--set", "replica=1"], "replica"),
+    "an unknown setting": (["train", "{recipe}:small", "--set", "replica=1"], "Did you mean replicas?"),
     "a setting out of range": (["train", "{recipe}:small", "--set", "replicas=0"], "replicas"),
     "what is not built": (
         ["train", "{recipe}:small", "--set", "partitions=2", "--set", "durability=ack"],

@@ -8,9 +8,11 @@ from itertools import repeat
 
 from squall.cluster.kinds import KIND_OF
 from squall.faults import Cut, Delay, Drop, Duplicate, Fault, is_named, role_of
+from squall.keywords import named
 from squall.wire import messages
 
 
+@named
 @dataclass(frozen=True, slots=True)
 class Link:
     """How messages pass between two roles, in each direction.

@@ -17,6 +17,7 @@ from squall.cluster.payload import pack
 from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.zygote import Exit, Zygote
 from squall.errors import ConfigError, LostError, RunError, RunExistsError
+from squall.keywords import named
 from squall.loop.client import in_order
 from squall.model.install import assemble
 from squall.model.layout import Layout
@@ -42,6 +43,7 @@ READER = -1
 """Stands for a session's number where nobody pushes."""
 
 
+@named
 def serve(
     model: nn.Module,
     *,

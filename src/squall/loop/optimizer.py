@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.loop.client import LoopClient
 from squall.loop.line import DoorLine, rule_of
 from squall.rules.rule import Rule
@@ -17,6 +18,7 @@ PATIENCE_S = 300.0
 _NOT_COMPARED = ("params", "initial_lr")
 
 
+@named
 class DownpourOptimizer(torch.optim.Optimizer):
     """An optimizer whose parameters and rule live on the shards of `squall.serve`.
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from squall.errors import ConfigError, ModelError
+from squall.keywords import named
 from squall.model.capture import capture
 from squall.model.captured import Captured
 from squall.model.graph import Graph, Ref
@@ -33,6 +34,7 @@ PREFIX = "model."
 WAYS = ("auto", "vertical", "horizontal")
 
 
+@named
 def plan(
     model: nn.Module,
     example_inputs: Any,

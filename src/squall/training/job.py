@@ -11,6 +11,7 @@ from torch import nn
 
 from squall.errors import ConfigError
 from squall.faults import Fault, faults_of
+from squall.keywords import named
 from squall.model.objective import Loss, Metric, Step
 from squall.model.precision import check_precision
 from squall.partition.model_plan import Plan
@@ -37,6 +38,7 @@ class Recipe:
     hash: str
 
 
+@named
 @dataclass(frozen=True)
 class Job:
     """One training run, as a value; nothing happens before `squall.fit` or `squall.start`.

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from squall.errors import ConfigError
+from squall.keywords import meant
 from squall.training.job import Job, Recipe
 
 PACKAGE = "squall.recipes"
@@ -141,7 +142,7 @@ def _path_of(name: str) -> Path:
             subject=f"the recipe {name!r}",
             expected=f"one of {', '.join(available())}, or a Python file",
             got="neither",
-            remedy="`squall recipes` lists those that come with Squall.",
+            remedy=meant(name, available()) or "`squall recipes` lists those that come with Squall.",
         )
     return Path(spec.origin)
 
@@ -186,6 +187,7 @@ def _changed(value: Any, names: list[str], text: str, key: str) -> Any:
             subject=f"--set {key}={text}",
             expected=f"one of {', '.join(sorted(known)) or 'no further names'}",
             got=repr(name),
+            remedy=meant(name, known),
         )
     old = getattr(value, name)
     new = _changed(old, rest, text, key) if rest else _parsed(text, old, key)
