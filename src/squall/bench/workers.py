@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from squall.closes import Closes
 from squall.cluster.zygote import Role, Zygote
 from squall.errors import RunError
+from squall.wire.waiting import wait
 
 PATIENCE_S = 600.0
 PRELOADED = ("squall.bench.workers", "squall.bench.loops")
@@ -93,7 +93,7 @@ class Team:
 
     def _result(self, end: socket.socket, role: Role, until: float) -> dict[str, Any]:
         told = b""
-        while select.select([end], [], [], max(0.0, until - time.monotonic()))[0]:
+        while wait([end], max(0.0, until - time.monotonic())):
             data = end.recv(1 << 16)
             if not data:
                 if not told:
@@ -107,7 +107,7 @@ class Team:
         """Until they have all ended: what is measured next should have the machine for itself."""
         pids = {role.pid for role in self.roles}
         while pids & {role.pid for role in self._zygote.roles()}:
-            select.select([self._zygote.fileno()], [], [], 1.0)
+            wait([self._zygote], 1.0)
             self._zygote.exits()
 
 

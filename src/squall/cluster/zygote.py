@@ -38,7 +38,8 @@ from typing import IO, Any, NoReturn, Self
 
 from squall.closes import Closes
 from squall.errors import RunError
-from squall.wire.channel import Channel, wait
+from squall.wire.channel import Channel
+from squall.wire.waiting import wait
 
 PRELOADED = ("torch", "torch.optim", "numpy")
 # A fork after a matrix product with two threads hangs in the child's first one. Roles set their own number later.
@@ -444,7 +445,7 @@ def _watch(lifeline: int) -> NoReturn:
 
 
 def _has_ended(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
+    return bool(wait([pidfd], 0))
 
 
 def _packed(message: dict[str, Any], data: bytes = b"") -> bytes:
