@@ -40,9 +40,16 @@ def total(model: nn.Module, batch: Any) -> torch.Tensor:
 def integer_job(cluster: Any, *, blocks: int, **settings: Any) -> squall.Job:
     """Every push takes one from every element; so values count pushes, exactly."""
     data = (torch.zeros(blocks, 1), torch.zeros(blocks, 1))
-    usual = {"replicas": 2, "shards": 2, "batch_size": 1, "progress": False, "durability": "ack"}
+    usual = {
+        "replicas": 2,
+        "shards": 2,
+        "batch_size": 1,
+        "progress": False,
+        "durability": "ack",
+        "step": total,
+    }
     strategy = squall.Downpour(rule=squall.Sgd(learning_rate=1.0))
-    return squall.Job(Ones(), data, step=total, strategy=strategy, cluster=cluster, **(usual | settings))
+    return squall.Job(Ones(), data, strategy=strategy, cluster=cluster, **(usual | settings))
 
 
 def assert_exact(run: squall.Run, blocks: int | None = None) -> None:
