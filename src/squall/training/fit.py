@@ -338,7 +338,7 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     prepared, directory = execution.prepared, execution.directory
     folder = directory.checkpoints / ending.checkpoint
     execution.seal()
-    model = prepared.replicate()
+    model = prepared.whole()
     vectors = [state.params for state in read_checkpoint(folder).states]
     load_slices(model, prepared.layout, vectors, ending.buffers)
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
