@@ -87,6 +87,7 @@ def _fashion(files: list[str]) -> Lesson:
 def _of_recipe(name: str, *, target: float) -> Lesson:
     """What a recipe that comes with Squall trains; its loss must be cross-entropy."""
     job = find(name)
+    assert callable(job.model)
     batch_size = job.batch_size
     train, test = (squall.data.as_source(data, batch_size).source for data in (job.train, job.test))
     return Lesson(
