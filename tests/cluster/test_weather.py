@@ -18,7 +18,7 @@ from squall.faults import parse
 from squall.wire.connection import CODEC
 from squall.wire.hello import GREETING_BYTES, PROOF_BYTES, VERDICT_BYTES
 from squall.wire.joining import JoinBulk, JoinCoordinator, Welcome
-from squall.wire.messages import Ask, Goodbye, Lease
+from squall.wire.messages import Ask, Bundle, Goodbye, Lease
 from squall.wire.stream import frame
 
 
@@ -80,6 +80,14 @@ def test_a_lost_message_takes_nothing_with_it_that_came_before(piece: int) -> No
     assert before <= gone < before + len(frame(CODEC.encode(ASK)))
     assert gone == before or piece < len(frame(CODEC.encode(ASK)))
     assert asked == ["ask.reply", "ask", "ask"]
+
+
+def test_a_bundle_is_lost_with_any_message_in_it() -> None:
+    asked: list[str] = []
+    reader = FrameReader(lambda kind: bool(asked.append(kind)) or kind == "goodbye")
+    there = stream(TO_CALLEE, [ME, Bundle(messages=(ASK, ASK)), Bundle(messages=(ASK, Goodbye(), ASK))])
+    assert reader(TO_CALLEE, there) == len(stream(TO_CALLEE, [ME, Bundle(messages=(ASK, ASK))]))
+    assert asked == ["ask", "ask", "ask", "goodbye", "ask"]
 
 
 def test_tensors_are_no_messages() -> None:

@@ -88,10 +88,7 @@ def _fashion(files: list[str]) -> Lesson:
 def _of_recipe(name: str, *, target: float) -> Lesson:
     """What a recipe that comes with Squall trains; its loss must be cross-entropy."""
     job = find(name)
-    if isinstance(job.model, ModelInParts):
-        raise ConfigError(
-            subject=f"the recipe {name!r}", expected="a model that is whole", got="a deferred one"
-        )
+    assert not isinstance(job.model, ModelInParts)
     batch_size = job.batch_size
     train, test = (squall.data.as_source(data, batch_size).source for data in (job.train, job.test))
     return Lesson(

@@ -17,12 +17,14 @@ from squall.cluster.restarts import NEVER, Restarts
 from squall.cluster.tcp import TcpPlan
 from squall.cluster.zygote import Zygote
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.wire.address import Address
 
 if TYPE_CHECKING:
     from squall.training.execution import Ending, Execution
 
 
+@named
 @dataclass(eq=False)
 class Local:
     """Every role as a process of its own on this machine, over shared memory or TCP.

@@ -1,5 +1,6 @@
 """Where every role's process begins: unpack what the launcher sent, serve, and say what went wrong."""
 
+import contextlib
 import ctypes
 import json
 from collections.abc import Callable
@@ -48,6 +49,10 @@ def main(arguments: bytes, fds: list[int]) -> None:
     except ConnectionError as error:
         print(f"{name} lost a peer: {error}", flush=True)
         raise SystemExit(EXIT_LOST) from None
+    except Exception as error:  # the whole of it goes to the log
+        with contextlib.suppress(ConnectionError):
+            launcher.send(_raised(name, error))
+        raise
 
 
 def _load(settings: dict[str, Any], fd: int) -> dict[str, Any]:
@@ -103,6 +108,12 @@ def _failed(name: str, error: SquallError) -> Failed:
         )
     kind = "config" if isinstance(error, ConfigError) else "other"
     return Failed(kind=kind, role=name, step="", line="", error=str(error), traceback="")
+
+
+def _raised(name: str, error: Exception) -> Failed:
+    told = UserCodeError.of(error, role=name, step="")
+    words = f"{told.error} ({told.line})"
+    return Failed(kind="raised", role=name, step="", line=told.line, error=words, traceback=told.traceback)
 
 
 def _pack_minibatch(minibatch: Any) -> tuple[bytes, int]:

@@ -6,10 +6,9 @@ from contextlib import contextmanager
 
 from squall.cluster.kinds import KIND_OF
 from squall.cluster.relay import TO_CALLEE, Relays
-from squall.cluster.upsets import role_of
 from squall.errors import RemoteProtocolError
-from squall.faults import Cut, Delay, Drop, Fault, is_named
-from squall.wire.connection import CODEC
+from squall.faults import Cut, Delay, Drop, Fault, is_named, role_of
+from squall.wire.connection import CODEC, unbundled
 from squall.wire.hello import GREETING_BYTES, PROOF_BYTES, VERDICT_BYTES
 from squall.wire.joining import JoinBulk
 from squall.wire.stream import HEADER
@@ -85,7 +84,8 @@ class FrameReader:
     """Finds the messages in the bytes of one connection, in both directions.
 
     Args:
-        is_lost: asked of each message of the protocol, by its kind in the fault language.
+        is_lost: asked of each message of the protocol, by its kind in the fault language; a bundle is lost with any
+            message that is in it.
     """
 
     def __init__(self, is_lost: Callable[[str], bool]) -> None:
@@ -120,8 +120,8 @@ class FrameReader:
             return False  # the receiver says what it thinks of it
         if direction == TO_CALLEE and isinstance(message, JoinBulk):
             self._is_bulk = True
-        kind = KIND_OF.get(type(message))
-        return kind is not None and self._is_lost(kind)
+        kinds = [KIND_OF[type(each)] for each in unbundled(message) if type(each) in KIND_OF]
+        return any([self._is_lost(kind) for kind in kinds])  # each has its own chance
 
 
 def _joins(cut: Cut, one: str, other: str) -> bool:

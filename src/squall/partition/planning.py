@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from squall.errors import ConfigError, ModelError
+from squall.keywords import named
 from squall.model.capture import capture
 from squall.model.captured import Captured
 from squall.model.deferred import ModelInParts
@@ -34,6 +35,7 @@ PREFIX = "model."
 WAYS = ("auto", "vertical", "horizontal")
 
 
+@named
 def plan(
     model: nn.Module | ModelInParts,
     example_inputs: Any,
@@ -217,7 +219,11 @@ def _cuts(
     else:
         chosen = {how: ways[how]}
     for name, teams in chosen.items():
-        yield name, planner.mixed(graph, teams, tiles=tiles, speeds=speeds, costs=costs)
+        for joined in (True, False) if len(teams) > 1 else (True,):
+            yield (
+                name,
+                planner.mixed(graph, teams, tiles=tiles, speeds=speeds, costs=costs, joined=joined),
+            )
 
 
 def _by_hand(

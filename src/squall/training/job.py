@@ -11,6 +11,7 @@ from torch import nn
 
 from squall.errors import ConfigError
 from squall.faults import Fault, faults_of
+from squall.keywords import named
 from squall.model.deferred import ModelInParts
 from squall.model.objective import Loss, Metric, Step
 from squall.model.precision import check_precision
@@ -38,6 +39,7 @@ class Recipe:
     hash: str
 
 
+@named
 @dataclass(frozen=True)
 class Job:
     """One training run, as a value; nothing happens before `squall.fit` or `squall.start`.

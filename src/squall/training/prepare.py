@@ -35,6 +35,7 @@ from squall.training.checkpoint import Checkpoint, relaid
 from squall.training.cutting import cut_of, is_cut
 from squall.training.evaluation import Evaluation
 from squall.training.job import Job
+from squall.training.trial import try_evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +185,9 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
     whole = ParameterSpace.of(model, is_deferred=deferred is not None)
     space = whole if cut is None else cut.space(whole)
     layout = Layout.balanced(space, job.shards)
+    evaluation = _evaluation(job, loading, objective, layout)
+    if evaluation is not None:
+        try_evaluation(evaluation, model, minibatches, lambda: replicate(job, model))
     rule = rule_per_tensor(job.strategy.rule, space)
     identity = {
         "num_examples": loading.source.num_examples,
@@ -210,7 +214,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         buffers=BufferSpace.of(model, job.buffers),
         objective=objective,
         minibatches=minibatches,
-        evaluation=_evaluation(job, loading, objective, layout),
+        evaluation=evaluation,
         plan=_plan(job, minibatches),
         rule=rule,
         local=job.strategy.local_rule,

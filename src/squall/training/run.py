@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from squall.errors import ConfigError, CorruptError
+from squall.keywords import named
 from squall.model.device import CPU
 from squall.model.objective import call
 from squall.model.precision import computing_in
@@ -172,6 +173,7 @@ def _joined(outputs: list[Any]) -> Any:
     return outputs
 
 
+@named
 def load(path: str | Path, model: nn.Module | None = None) -> Run:
     """Open a run that has ended.
 

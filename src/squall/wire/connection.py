@@ -14,6 +14,11 @@ from squall.wire.stream import StreamChannel
 CODEC = Codec(*get_args(Message), *get_args(Joining), *get_args(Control), *get_args(Crew))
 
 
+def unbundled(message: Any) -> tuple[Any, ...]:
+    """The messages of a bundle; of any other message, that one."""
+    return message.messages if isinstance(message, Bundle) else (message,)
+
+
 class Connection:
     """One end of a connection between two roles.
 
@@ -72,14 +77,11 @@ class Connection:
         Raises:
             RemoteProtocolError: what arrived is no message.
         """
-        found: list[tuple[Any, tuple[int, ...]]] = []
-        for data, fds in self.channel.arrived():
-            message = CODEC.decode(data)
-            if isinstance(message, Bundle):
-                found.extend((each, ()) for each in message.messages)
-            else:
-                found.append((message, fds))
-        return found
+        return [
+            (message, fds)
+            for data, fds in self.channel.arrived()
+            for message in unbundled(CODEC.decode(data))
+        ]
 
     def counts(self) -> tuple[int, int, int, int]:
         """Bytes and messages received, bytes and messages sent."""
