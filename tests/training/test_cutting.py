@@ -4,7 +4,8 @@ Nothing here uses Squall's engine, rules or layout to compute what is expected.
 
 Faults planted by hand, each seen to fail a test here: the norm of the first partition alone · a microbatch that weighs as a
 minibatch · masks keyed by the partition · what the first partition lacks taken for absent · pushes of all partitions
-by the lead · values forgotten when a checkpoint is cut anew.
+by the lead · values forgotten when a checkpoint is cut anew · short minibatches planned as full ones · those of an earlier part
+of a resumed run counted.
 """
 
 import copy
