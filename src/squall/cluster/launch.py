@@ -125,6 +125,7 @@ class Launch:
         self._upsets = Upsets((), 0, self._roster, self._recorder)  # until the roles are there
         self._buffer_memories: list[Tensor] = []
         self._director = DirectorBook(time.monotonic())
+        self._first_lives: dict[str, int] = {}  # of shards, in this start of the run
         self._stopped_because = ""
         self._is_stopping = self._is_ending = False
         self._alone_since: float | None = None
@@ -136,6 +137,7 @@ class Launch:
             self._describe()
             self._director.heard(time.monotonic())
             for shard in self._roster.of_kind("shard"):
+                self._first_lives[shard.name] = shard.incarnation
                 self._director.serves(self._roster.number_of(shard), shard.incarnation)
             self._upsets = self._new_upsets()
             self._follow()
@@ -393,7 +395,7 @@ class Launch:
             case Failed():
                 heard.fail(_error(message))
             case Ready():
-                if role.kind == "shard" and role.incarnation > self._execution.prepared.starts:
+                if role.kind == "shard" and role.incarnation > self._first_lives[role.name]:
                     back = Joined(time_s=now, role=role.name, incarnation=role.incarnation)
                     self._recorder.happened(back)
                 if role.kind != "replica":

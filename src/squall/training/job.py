@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from squall.errors import ConfigError
-from squall.faults import Fault, faults_of
+from squall.faults import Fault, expect_roles, faults_of
 from squall.model.objective import Loss, Metric, Step
 from squall.model.precision import check_precision
 from squall.partition.model_plan import Plan
@@ -145,7 +145,18 @@ class Job:
         self._check_counts()
         self._check_kinds()
         self._check_not_built()
-        faults_of(self.chaos, "Job(chaos=)")
+        self.expect_roles(self.faults, "Job(chaos=)")
+
+    def expect_roles(self, faults: Sequence[Fault], where: str) -> None:
+        """Refuse faults of roles that a run of this job does not have.
+
+        Raises:
+            ConfigError: names the fault, the role, and `where` it was given.
+        """
+        has_evaluator = self.test is not None
+        expect_roles(
+            faults, replicas=self.replicas, shards=self.shards, has_evaluator=has_evaluator, where=where
+        )
 
     def _check_counts(self) -> None:
         for name in ("replicas", "partitions", "microbatches", "shards", "batch_size", "keep_checkpoints"):
