@@ -1,8 +1,6 @@
 """Half an hour of work with a failure every twenty seconds: nothing grows, and the sums are exact.
 
 ``SQUALL_SOAK_S`` has it last another number of seconds. What was measured is printed (``-s``), a line for each failure.
-
-Faults planted here by hand, each seen to fail it: a descriptor kept of each life of a shard.
 """
 
 import os

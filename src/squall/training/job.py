@@ -75,7 +75,7 @@ class Job:
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
         patience: end the run after so many evaluations in a row that were not better by `keep_best`.
-        durability: what a shard that is killed comes back with, under `squall.Local`. "ack": every push that was
+        durability: what a shard that is killed comes back with, under `squall.Local` and `squall.Simulated`. "ack": every push that was
             acknowledged. `squall.Interval(seconds)`: all but what was applied since it was last written down; that work
             is done again. "none": nothing, so that its death ends the run.
         record: keep every applied gradient in the run directory.
