@@ -232,6 +232,15 @@ def expect_roles(
                 )
 
 
+def role_of(name: str) -> str:
+    """A process by the name that faults give it: all of a replica's are one role.
+
+    >>> role_of("replica2.0"), role_of("shard1")
+    ('replica2', 'shard1')
+    """
+    return name.partition(".")[0]
+
+
 class _Reader:
     """Reads one fault from the left; knows where it is when something is not as it should be."""
 

@@ -40,8 +40,9 @@ class TensorArithmetic:
                 sizes = {number: prepared.layout.slices[number].num_master_bytes for number in numbers}
                 recorder = PushRecorder(directory.pushes, versions, sizes)
                 self._recorders.append(recorder)
-            states = [prepared.states[number] for number in numbers]
-            self._shards.append(ShardTensors(states=states, rule=prepared.rule, recorder=recorder))
+            self._shards.append(
+                ShardTensors(states=prepared.states_of(shard), rule=prepared.rule, recorder=recorder)
+            )
 
     def close(self) -> None:
         for recorder in self._recorders:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from squall.cluster.one_thread import OneThread, threads_set
 from squall.cluster.world import Pace
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.model.randomness import random_state_kept
 from squall.training.execution import Ending, Execution
 from squall.training.job import Job
@@ -18,6 +19,7 @@ from squall.training.job import Job
 TURNS = Pace(jitter=0.5, tick_s=1e4, resend_s=1e9)
 
 
+@named
 @dataclass(frozen=True, kw_only=True)
 class InProcess:
     """Run every role in the calling thread, taking turns.

@@ -17,6 +17,7 @@ from squall.cluster.restarts import NEVER, Restarts
 from squall.cluster.tcp import TcpPlan
 from squall.cluster.zygote import Zygote
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.wire.address import Address
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from squall.training.job import Job
 
 
+@named
 @dataclass(eq=False)
 class Local:
     """Every role as a process of its own on this machine, over shared memory or TCP.

@@ -51,7 +51,7 @@ class OneThread:
         self._diverging: Diverging | None = None
         self._epoch = 0  # of the coordinator
         is_evaluated = prepared.evaluation is not None and not is_modelled
-        self._evaluator = prepared.replicate() if is_evaluated else None
+        self._evaluator = prepared.whole() if is_evaluated else None
         layout = prepared.layout
         slices = [tuple(spec.slice for spec in layout.slices_of(shard)) for shard in range(layout.num_shards)]
         shards = [

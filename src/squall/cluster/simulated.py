@@ -9,15 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from squall.cluster.chaos import expect_modelled
+from squall.cluster.links import Link, Links
 from squall.cluster.one_thread import OneThread, threads_set
-from squall.cluster.world import Link, Links, Pace
+from squall.cluster.world import Pace
 from squall.errors import ConfigError
 from squall.faults import Fault, faults_of
+from squall.keywords import named
 from squall.model.randomness import random_state_kept
 from squall.training.execution import Ending, Execution
 from squall.training.job import Job
 
 
+@named
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
     """Run every role in the calling thread, in virtual time.

@@ -6,21 +6,20 @@ The deciders here are the very ones that real processes run. What they want done
 
 import heapq
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 from squall.cluster.director import DirectorBook
-from squall.cluster.kinds import KIND_OF
+from squall.cluster.links import Links, Passage
 from squall.coordinator import events as coordinator
 from squall.coordinator.events import CoordinatorEffect
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.recovery import Inheritance
 from squall.errors import LostError
-from squall.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause, is_named
+from squall.faults import AtStep, AtTime, Chance, Fault, Kill, Pause, is_named, role_of
 from squall.machines import Machine, drive
 from squall.replica import session as replica
 from squall.replica.downpour import Compute, Computed, Loop
@@ -73,60 +72,13 @@ class Pace:
     speeds: tuple[float, ...] = (1.0,)
     jitter: float = 0.2
     begin_s: float = 0.0
-    links: "Links" = field(default_factory=lambda: Links())
+    links: Links = field(default_factory=Links)
     apply_s: float = 0.0
     tick_s: float = 0.5
     resend_s: float = 1.0
 
     def speed(self, number: int) -> float:
         return self.speeds[min(number, len(self.speeds) - 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """How messages pass between two roles, in each direction.
-
-    Attributes:
-        latency_s: of every message [seconds].
-        bytes_per_s: one message after another [bytes per second].
-    """
-
-    latency_s: float = 0.001
-    bytes_per_s: float = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The link between any two roles.
-
-    Attributes:
-        usual: where nothing else is said.
-        special: by two name patterns, as in ``{("replica2.0", "shard*"): Link(0.1, 1e6)}``; the first that fits, in
-            either direction, holds. ``replica2`` is ``replica2.0``, too.
-
-    >>> links = Links(special={("replica2.0", "shard*"): Link(1.0), ("replica1", "coordinator"): Link(2.0)})
-    >>> links.of("shard3", "replica2").latency_s, links.of("replica2.0", "shard3").latency_s
-    (1.0, 1.0)
-    >>> links.of("replica1", "coordinator").latency_s, links.of("replica2.1", "shard3").latency_s
-    (2.0, 0.001)
-    """
-
-    usual: Link = field(default_factory=Link)
-    special: Mapping[tuple[str, str], Link] = field(default_factory=dict)
-
-    def of(self, one: str, other: str) -> Link:
-        if not self.special:
-            return self.usual
-        for (first, second), link in self.special.items():
-            if (_fits(one, first) and _fits(other, second)) or (_fits(other, first) and _fits(one, second)):
-                return link
-        return self.usual
-
-
-def _fits(name: str, pattern: str) -> bool:
-    """Whether a role's name, as links call it, is of a pattern; a replica's lead has two names."""
-    is_lead = name.startswith("replica") and "." not in name
-    return fnmatchcase(name, pattern) or (is_lead and fnmatchcase(f"{name}.0", pattern))
 
 
 Watch: TypeAlias = Callable[[str, Machine, Any, tuple[Any, ...]], None]
@@ -207,11 +159,10 @@ class World:
         self._arithmetic = arithmetic
         self._tell = tell
         self._pace = pace or Pace()
-        self._sizes = sizes
-        self._free_at: dict[tuple[str, str], float] = {}
         self._watch = watch
         self._outside = tuple(outside)
         self._random = random.Random(seed)
+        self._passage = Passage(self._pace.links, sizes, faults, self._random)
         self._heap: list[tuple[float, int, str, Callable[[], None]]] = []
         self._order = count()
         self._paused: dict[str, float] = {}
@@ -225,20 +176,14 @@ class World:
         self._director = DirectorBook(now=0.0)
         self._epoch = 0
         self._is_headless = False  # the coordinator was killed, and the next has not been started
-        self._stop: coordinator.Stop | None = (
-            None  # asked for, and a checkpoint: by the launcher, who asks again
-        )
+        # What the launcher has asked for, who asks the next coordinator again: a stop, and a checkpoint.
+        self._stop: coordinator.Stop | None = None
         self._wanted = ""
         self._heard_epoch: dict[
             str, int
         ] = {}  # by role: of the newest coordinator that it was connected with
         self._heard_life = [machine.incarnation for machine in self.shards]  # by the coordinator
-        self._drops = [fault for fault in faults if isinstance(fault, Drop)]
-        self._duplicates = [fault for fault in faults if isinstance(fault, Duplicate)]
-        self._delays = [fault for fault in faults if isinstance(fault, Delay)]
-        self._cuts = [fault for fault in faults if isinstance(fault, Cut)]
         self._upsets = [fault for fault in faults if isinstance(fault, Kill | Pause)]
-        self._is_disturbed = bool(self._drops or self._duplicates or self._delays or self._cuts)
 
     # Time -----------------------------------------------------------------------------------------------
 
@@ -615,59 +560,13 @@ class World:
     def _send(
         self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]
     ) -> None:
-        if not self._is_disturbed or isinstance(message, _FIRST_WORDS):
-            self._at(self._transfer(sender, receiver, message), _role(receiver), arrive)
-            return
-        kind = KIND_OF[type(message)]
-        if self._is_cut(_role(sender), _role(receiver)):
-            return
-        if any(
-            fault.kind in (kind, "*") and self._random.random() < fault.probability for fault in self._drops
-        ):
-            return
-        copies = 1 + sum(
-            fault.kind in (kind, "*") and self._random.random() < fault.probability
-            for fault in self._duplicates
-        )
-        for _ in range(copies):
-            self._at(self._latency() + self._transfer(sender, receiver, message), _role(receiver), arrive)
-
-    def _transfer(self, sender: str, receiver: str, message: messages.Message) -> float:
-        """Seconds until a link has passed on this message, behind what it is passing on already."""
-        link = self._pace.links.of(sender, receiver)
-        if link.bytes_per_s == float("inf"):
-            return link.latency_s
-        num_bytes = self._sizes(sender, receiver, message)
-        free = max(self.now, self._free_at.get((sender, receiver), 0.0)) + num_bytes / link.bytes_per_s
-        self._free_at[sender, receiver] = free
-        return free - self.now + link.latency_s
-
-    def _latency(self) -> float:
-        return sum(
-            max(0.0, fault.seconds + self._random.uniform(-fault.spread, fault.spread))
-            for fault in self._delays
-        )
-
-    def _is_cut(self, sender: str, receiver: str) -> bool:
-        return any(
-            fault.when.seconds <= self.now < fault.when.seconds + fault.seconds
-            and all(is_named(name, fault.one) or is_named(name, fault.other) for name in (sender, receiver))
-            for fault in self._cuts
-        )
+        for after_s in self._passage.arrivals(sender, receiver, message, self.now):
+            self._at(after_s, role_of(receiver), arrive)
 
 
 def _name(worker: Worker) -> str:
     """As links call it: a replica's lead has the replica's own name."""
     return f"replica{worker.replica}.{worker.partition}" if worker.partition else f"replica{worker.replica}"
-
-
-def _role(name: str) -> str:
-    """As faults call it: all workers of a replica are dead, paused or cut off together.
-
-    >>> _role("replica2.1"), _role("shard0")
-    ('replica2', 'shard0')
-    """
-    return name.partition(".")[0]
 
 
 def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:
@@ -681,7 +580,3 @@ def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:
         ShardSlices(shard=shard.shard, slices=tuple(numbers), partition=partition)
         for partition, numbers in sorted(by_partition.items())
     ]
-
-
-_FIRST_WORDS = messages.Returned | messages.Resume
-"""Of a connection: they arrive, or the connection ends."""

@@ -1,12 +1,10 @@
 """The process that measures the test set while training goes on: one fetch, one version of each slice."""
 
-import select
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from squall.errors import SquallError, UserCodeError
 from squall.model.buffers import BufferSpace
 from squall.replica.exchange import Exchange, Reply, SharedExchange, connect_shards
 from squall.training.best import BestKeeper
@@ -15,6 +13,7 @@ from squall.wire.connection import Connection
 from squall.wire.control import EvaluateNow, Finish, Measured, Ready, ShardBack
 from squall.wire.memory import SharedArena
 from squall.wire.messages import Fetch
+from squall.wire.waiting import wait
 
 
 def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
@@ -98,7 +97,7 @@ class Evaluator:
             if isinstance(exchange, SharedExchange) and exchange.is_gone:
                 self._wait_for(shard)
             else:
-                select.select([exchange.fileno()], [], [])
+                wait([exchange], None)
         del self._open[shard]
         return replies[0]
 
@@ -127,12 +126,7 @@ class Evaluator:
         vectors = [self._vectors[number] for number in sorted(self._vectors)]
         sets = [self._space.read(memory) for memory in self._left]
         buffers = self._space.merge([values for values in sets if values is not None])
-        try:
-            values = self._evaluation.of_slices(self._model, vectors, buffers)
-        except SquallError:
-            raise
-        except Exception as error:
-            raise UserCodeError.of(error, role="evaluator", step="") from error
+        values = self._evaluation.of_slices(self._model, vectors, buffers)
         if self._best is not None:
             self._best.offer(values, self._model, minibatches)
         return values

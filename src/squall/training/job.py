@@ -11,13 +11,15 @@ from torch import nn
 
 from squall.errors import ConfigError
 from squall.faults import Fault, expect_roles, faults_of
+from squall.keywords import named
+from squall.model.deferred import ModelInParts
 from squall.model.objective import Loss, Metric, Step
 from squall.model.precision import check_precision
 from squall.partition.model_plan import Plan
 from squall.training.durability import Durability, check_durability
 from squall.training.strategies import Downpour, expect_whole
 
-ModelLike = nn.Module | Callable[[], nn.Module]
+ModelLike = nn.Module | Callable[[], nn.Module] | ModelInParts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +39,13 @@ class Recipe:
     hash: str
 
 
+@named
 @dataclass(frozen=True)
 class Job:
     """One training run, as a value; nothing happens before `squall.fit` or `squall.start`.
 
     Args:
-        model: an `nn.Module`, which is not changed, or a function that returns one.
+        model: an `nn.Module`, which is not changed, a function that returns one, or `squall.deferred` of such a function.
         train: a `squall.data.Source`, a map-style Dataset, a DataLoader (its dataset, batch size, drop_last,
             collate_fn, num_workers and worker_init_fn are taken), or any pytree of tensors or arrays with a
             common first dimension.
