@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "squall"
 
-GROUND = {"errors", "faults", "nouns", "slices", "blocks", "machines", "observe"}
+GROUND = {"closes", "errors", "faults", "keywords", "nouns", "slices", "blocks", "machines", "observe"}
 _WIRE = GROUND | {"wire"}
 _MODEL = GROUND | {"model"}
 _ROLES_MAY = GROUND | {"model", "wire", "rules", "data"}
@@ -27,12 +27,14 @@ _CLI_MAY = _CLUSTER_MAY | {"cluster", "partition"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "slices": {"errors"},
+    "closes": set(),
+    "keywords": {"errors"},
     "nouns": set(),
     "blocks": {"errors", "nouns", "slices"},
     "machines": {"errors"},
     "faults": {"errors"},
     "schedules": {"errors"},
-    "observe": {"errors", "nouns", "slices", "blocks"},
+    "observe": {"closes", "errors", "keywords", "nouns", "slices", "blocks"},
     "model": GROUND,
     "wire": GROUND,
     "partition": GROUND | {"model"},
@@ -65,12 +67,19 @@ DECIDERS = {
     "blocks.py",
     "faults.py",
     "cluster/restarts.py",
+    "coordinator/book.py",
     "coordinator/events.py",
     "coordinator/gate.py",
+    "coordinator/granting.py",
     "coordinator/hold.py",
+    "coordinator/line.py",
     "coordinator/lives.py",
     "coordinator/machine.py",
     "coordinator/members.py",
+    "coordinator/membership.py",
+    "coordinator/recovery.py",
+    "coordinator/refusals.py",
+    "coordinator/takeover.py",
     "coordinator/work.py",
     "machines.py",
     "partition/agenda.py",

@@ -30,10 +30,11 @@ _PUBLIC = {
     "InProcess": "squall.cluster.in_process",
     "Local": "squall.cluster.local",
     "Simulated": "squall.cluster.simulated",
-    "Link": "squall.cluster.world",
+    "Link": "squall.cluster.links",
     "Restarts": "squall.cluster.restarts",
     "TensorBoard": "squall.observe.loggers",
     "Source": "squall.data.source",
+    "deferred": "squall.model.deferred",
     "opaque": "squall.model.opaque",
     "plan": "squall.partition.planning",
     "Plan": "squall.partition.model_plan",
@@ -45,7 +46,10 @@ _PUBLIC = {
     "Redone": "squall.observe.events",
     "Refused": "squall.observe.events",
     "Checkpointed": "squall.observe.events",
+    "Recovered": "squall.observe.events",
+    "Unkept": "squall.observe.events",
     "Disturbed": "squall.observe.events",
+    "AlsoFailed": "squall.observe.events",
     "Ended": "squall.observe.events",
     "SquallError": "squall.errors",
     "ConfigError": "squall.errors",
@@ -71,12 +75,12 @@ if TYPE_CHECKING:
     from squall.api import fit as fit
     from squall.api import start as start
     from squall.cluster.in_process import InProcess as InProcess
+    from squall.cluster.links import Link as Link
     from squall.cluster.local import Local as Local
     from squall.cluster.restarts import Restarts as Restarts
     from squall.cluster.servers import Servers as Servers
     from squall.cluster.servers import serve as serve
     from squall.cluster.simulated import Simulated as Simulated
-    from squall.cluster.world import Link as Link
     from squall.data.source import Source as Source
     from squall.errors import ConfigError as ConfigError
     from squall.errors import CorruptError as CorruptError
@@ -90,7 +94,9 @@ if TYPE_CHECKING:
     from squall.errors import SquallError as SquallError
     from squall.errors import UserCodeError as UserCodeError
     from squall.loop.optimizer import DownpourOptimizer as DownpourOptimizer
+    from squall.model.deferred import deferred as deferred
     from squall.model.opaque import opaque as opaque
+    from squall.observe.events import AlsoFailed as AlsoFailed
     from squall.observe.events import Checkpointed as Checkpointed
     from squall.observe.events import Disturbed as Disturbed
     from squall.observe.events import Ended as Ended
@@ -98,8 +104,10 @@ if TYPE_CHECKING:
     from squall.observe.events import Joined as Joined
     from squall.observe.events import Left as Left
     from squall.observe.events import Progress as Progress
+    from squall.observe.events import Recovered as Recovered
     from squall.observe.events import Redone as Redone
     from squall.observe.events import Refused as Refused
+    from squall.observe.events import Unkept as Unkept
     from squall.observe.loggers import TensorBoard as TensorBoard
     from squall.partition.cost import Machine as Machine
     from squall.partition.model_plan import Plan as Plan

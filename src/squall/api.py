@@ -12,7 +12,7 @@ from squall.cluster.local import Local
 from squall.errors import ConfigError
 from squall.observe.events import Event
 from squall.training.execution import Cluster
-from squall.training.fit import Handle, Publish, StopRequest, carry_out
+from squall.training.fit import Handle, Publish, StopRequest, carry_out, way_on
 from squall.training.job import Job
 from squall.training.run import Run
 
@@ -27,7 +27,7 @@ def fit(*args: Any, resume: bool = False, **settings: Any) -> Run:
     Raises:
         ConfigError: the request is wrong; nothing was started.
         RunError: the run could not finish.
-        KeyboardInterrupt: on Ctrl-C, after a clean end that leaves a run directory which resumes. A second
+        KeyboardInterrupt: on Ctrl-C, after a clean end that leaves a run directory which resumes, as it says. A second
             Ctrl-C does not wait.
 
     >>> import torch, squall
@@ -44,8 +44,10 @@ def fit(*args: Any, resume: bool = False, **settings: Any) -> Run:
     with cluster_of(job) as cluster, view_of(job) as show, _signals(stop):
         run = carry_out(job, cluster=cluster, resume=resume, publish=show, stop=stop)
     if stop.why == INTERRUPTED:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(f"go on with {way_on(job, run.path)}")
     if stop.why == TERMINATED:
+        if job.progress and job.recipe is None:  # else whoever made the recipe's job says it
+            print(f"squall: go on with {way_on(job, run.path)}", file=sys.stderr)
         raise SystemExit(128 + signal.SIGTERM)
     return run
 

@@ -17,8 +17,12 @@ SquallError
 """
 
 import os
+import sysconfig
 import traceback as tracebacks
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 
@@ -88,18 +92,12 @@ class UserCodeError(RunError):
     def of(cls, error: BaseException, *, role: str, step: str) -> "UserCodeError":
         """Describe an exception that the user's code raised."""
         frames = tracebacks.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if not is_library(frame.filename)] or list(frames)
-        last = theirs[-1] if theirs else None
-        line = (
-            "no line is known"
-            if last is None
-            else f'File "{last.filename}", line {last.lineno}, in {last.name}'
-        )
+        lines = [f'File "{frame.filename}", line {frame.lineno}, in {frame.name}' for frame in frames]
         said = str(error).strip()
         return cls(
             role=role,
             step=step,
-            line=line,
+            line=_users(lines) or "no line is known",
             error=f"{type(error).__name__}: {said}" if said else type(error).__name__,
             traceback="".join(tracebacks.format_exception(error)),
         )
@@ -147,22 +145,57 @@ def is_out_of_memory(error: BaseException) -> bool:
 def users_line(trace: str) -> str:
     """The innermost line of the user's own in a printed traceback, as ``'File "model.py", line 12, in forward'``.
 
-    Of the last line if all are of libraries; "" if there is none.
+    Of the last line, and said so, if all are of libraries; "" if there is none.
 
     >>> users_line('  File "model.py", line 3, in forward\\n    x = f(y)')
     'File "model.py", line 3, in forward'
     """
-    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    theirs = [frame for frame in frames if not is_library(frame.split('"')[1])]
-    return (theirs or frames or [""])[-1]
+    return _users([line.strip() for line in trace.splitlines() if line.strip().startswith("File ")])
 
 
-_LIBRARIES = (f"{os.sep}squall{os.sep}", f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}")
+def _users(lines: Sequence[str]) -> str:
+    """The innermost of these lines that is the user's own, or at least of nothing that we know."""
+    files = [line.split('"')[1] for line in lines]
+    for is_foreign in (lambda file: is_library(file) or _is_installed(file), is_library):
+        theirs = [line for line, file in zip(lines, files, strict=True) if not is_foreign(file)]
+        if theirs:
+            return theirs[-1]
+    return f"no line of yours: {lines[-1]}" if lines else ""
 
 
 def is_library(filename: str) -> bool:
-    """Whether a source file is ours, torch's or NumPy's; recipes count as the user's own."""
-    return any(part in filename for part in _LIBRARIES) and f"{os.sep}recipes{os.sep}" not in filename
+    """Whether a source file is ours, torch's, NumPy's or the standard library's; recipes count as the user's own.
+
+    >>> is_library(os.__file__), is_library(__file__), is_library("/home/me/torch/squall/model.py")
+    (True, True, False)
+    """
+    if filename.startswith(("<frozen ", "<eval_with_key>")):
+        return True  # Python's own imports, and code that torch.fx makes
+    path = os.path.abspath(filename)
+    if path.startswith(_RECIPES):
+        return False
+    return path.startswith(_libraries()) or (path.startswith(_standard()) and not _is_installed(path))
+
+
+def _is_installed(filename: str) -> bool:
+    """Whether it lies where packages are installed."""
+    return f"{os.sep}site-packages{os.sep}" in filename or f"{os.sep}dist-packages{os.sep}" in filename
+
+
+_OURS = str(Path(__file__).parent) + os.sep
+_RECIPES = os.path.join(_OURS, "recipes") + os.sep
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    """The folders of Squall, torch and NumPy: by where they are, for the user's own may be called the same."""
+    found = [spec.submodule_search_locations for name in ("torch", "numpy") if (spec := find_spec(name))]
+    return (_OURS, *(os.path.abspath(folder) + os.sep for folders in found for folder in folders or ()))
+
+
+@cache
+def _standard() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 
 
 class CorruptError(_Explained):

@@ -193,7 +193,7 @@ WRONG = {
     "an unknown function": (["train", "{recipe}:nosuch"], "nosuch"),
     "a file that is not there": (["train", "{recipe}x.py"], "no such file"),
     "a setting without a value": (["train", "{recipe}:small", "--set", "replicas"], "NAME=VALUE"),
-    "an unknown setting": (["train", "{recipe}:small", "--set", "replica=1"], "replica"),
+    "an unknown setting": (["train", "{recipe}:small", "--set", "replica=1"], "Did you mean replicas?"),
     "a setting out of range": (["train", "{recipe}:small", "--set", "replicas=0"], "replicas"),
     "what is not built": (
         ["train", "{recipe}:small", "--set", "partitions=2", "--set", "durability=ack"],
@@ -301,6 +301,19 @@ def test_evaluate_says_when_there_is_nothing_to_measure_on(recipe: Path) -> None
     ran = squall_("evaluate", trained(recipe, "untested"))
     assert ran.code == 2
     assert "test set" in ran.err
+
+
+def test_resume_of_a_finished_run_says_so_and_trains_on_with_more_epochs(recipe: Path) -> None:
+    path = trained(recipe)
+
+    ran = squall_("resume", path)
+    assert ran.code == 0
+    assert f"it was finished before: epochs. More trains on: squall resume {path} --set epochs=2." in ran.err
+    assert "ended" in ran.out.splitlines()[0]
+
+    told = json.loads(squall_("resume", path, "--set", "epochs=2", "--json").last_line)
+    assert (told["minibatches"], told["resumed"]) == (16, 1)
+    assert "finished before" in squall_("resume", path, "--set", "epochs=2").err
 
 
 def test_a_run_of_a_script_is_told_how_to_be_used(recipe: Path) -> None:

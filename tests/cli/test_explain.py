@@ -34,7 +34,13 @@ def test_a_simulated_run_with_a_death_is_told_to_the_end(tmp_path: Path) -> None
 
     assert (told["state"], told["cause"], told["minibatches"]) == ("done", None, 120)
     assert told["lost"] == 0
-    assert told["redone"] == run.metrics["blocks_redone"]
+    shown = [record["blocks_redone"] for record in run.history if record["event"] == "Progress"]
+    assert told["redone"] == run.metrics["blocks_redone"] == shown[-1] > 0
+    assert (
+        told["redone"]
+        == json.loads(CliRunner().invoke(app, ["ledger", str(run.path), "--json"]).output)["redone"]
+    )
+    assert shown == sorted(shown)
     [death] = told["deaths"]
     assert (death["role"], death["incarnation"]) == ("replica1", 0)
     assert death["back_s"] - death["time_s"] == pytest.approx(2.0, abs=0.1)

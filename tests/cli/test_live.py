@@ -9,6 +9,7 @@ table not drawn on leaving · lines wrapped at the console's width.
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.console import Console
 from squall.blocks import Block
 from squall.cli.live import LINE_EVERY_S, Board, LiveView
 from squall.observe.events import (
+    AlsoFailed,
     Checkpointed,
     Disturbed,
     Ended,
@@ -70,6 +72,10 @@ NEWS: list[tuple[Event, str]] = [
     (
         Disturbed(time_s=9.5, role="shard0", what="stop", fault="pause:shard,3s@t=9"),
         "   9.5 s  chaos, pause:shard,3s@t=9: stops shard0",
+    ),
+    (
+        AlsoFailed(time_s=9.6, error="shard0 was killed by SIGKILL"),
+        "   9.6 s  failed as well: shard0 was killed by SIGKILL",
     ),
     (
         Ended(
@@ -258,11 +264,11 @@ def test_redone_and_refused_blocks_are_counted_beyond_the_news_that_fits() -> No
     for _ in range(7):
         board.take(NEWS[2][0], 1.0)
     board.take(NEWS[4][0], 1.0)
-    board.take(progress(), 1.0)
+    board.take(replace(progress(), blocks_redone=6), 1.0)  # of which one twice
 
     table = drawn(board)
 
-    assert "7 redone, 1 refused" in table
+    assert "6 redone, 1 refused" in table
     assert table.count("redone: epoch 1") == 2
     assert "'[bold]w[/bold]'" in table
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from squall.blocks import BlockSet
+from squall.cluster.links import Link, Links
 from squall.cluster.modelled import ModelledArithmetic
-from squall.cluster.world import Link, Links, NoEndError, Outside, Pace, World
+from squall.cluster.world import NoEndError, Outside, Pace, World
 from squall.coordinator.events import Ended, Stop
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.members import Patience

@@ -93,3 +93,12 @@ def test_without_shards_the_cut_is_there_at_once() -> None:
     assert holds.begin(0.0) == (Cut(request=1, name="7", settled=()),)
     assert holds.copied(1) == ()
     assert holds.stage is Stage.IDLE
+
+
+def test_only_the_copy_of_a_cut_that_was_reached_lets_shards_store() -> None:
+    holds = begun(num_shards=1)
+    assert holds.copied(1) == (), "there is no cut yet"
+    holds.heard(0, held(BOTH))
+    assert holds.copied(2) == (), "that is another one"
+    assert holds.stage is Stage.REACHED
+    assert [effect.message for effect in holds.copied(1)] == [Release(request=1, name="7")]

@@ -28,11 +28,13 @@ from squall.coordinator.events import (
 )
 from squall.coordinator.machine import CoordinatorMachine, Phase
 from squall.coordinator.members import Patience
-from squall.coordinator.work import WorkPlan
+from squall.coordinator.recovery import Inheritance
+from squall.coordinator.work import Rhythm, WorkPlan
 from squall.observe import events
 from squall.slices import Cover
 from squall.wire.messages import (
     Ask,
+    Books,
     Diverged,
     Finished,
     Goodbye,
@@ -41,6 +43,7 @@ from squall.wire.messages import (
     Recall,
     Refuse,
     Refused,
+    Resume,
     Returned,
 )
 
@@ -55,6 +58,7 @@ class Run:
     shards: int = 2
     settled: BlockSet = field(default_factory=BlockSet)
     max_staleness: int | None = None
+    rhythm: Rhythm | None = None
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -72,6 +76,7 @@ class Run:
             num_shards=self.shards,
             settled=self.settled,
             max_staleness=self.max_staleness,
+            rhythm=self.rhythm,
             patience=Patience(start_s=60.0, leave_s=5.0, first_s=30.0, least_s=5.0, factor=10.0),
         )
         self.requests = dict.fromkeys(range(self.replicas), 0)
@@ -686,3 +691,40 @@ def test_what_is_lost_when_all_leave_is_said_to_be_the_end() -> None:
     assert [effect.why for effect in effects if isinstance(effect, Ended)] == [
         "shard0 came back without 1 minibatches"
     ]
+
+
+def test_a_stop_that_waits_for_rest_ends_the_run_when_the_last_block_is_refused_and_nobody_is_left() -> None:
+    run = Run(replicas=1, shards=1, rhythm=Rhythm(n_fetch=1, n_push=1)).start()
+    assert run.handle(Stop(now=run.now, why="asked")) == ()
+    run.bad(0, 0)
+    run.bad(0, 0)
+    run.lose(0)
+    assert run.machine.phase is Phase.RUNNING
+    effects = run.settle(0)
+    assert effects[-1] == Ended(why="asked")
+
+
+def test_a_stop_that_waits_too_long_for_rest_ends_the_run_at_once_if_nobody_is_left() -> None:
+    run = Run(replicas=1, rhythm=Rhythm(n_fetch=2, n_push=1)).start()
+    run.handle(Stop(now=run.now, why="asked"))
+    run.lose(0)
+    assert run.tick(4.5) == ()
+    assert run.tick(0.5) == (Ended(why="asked"),)
+
+
+def test_one_that_follows_goes_on_as_soon_as_all_have_said_what_they_hold() -> None:
+    run = Run(replicas=1, shards=1)
+    run.machine = CoordinatorMachine(
+        plan=run.machine.plan,
+        num_replicas=1,
+        num_shards=1,
+        settled=BlockSet(),
+        inheritance=Inheritance(epoch=1, expected=(0,)),
+    )
+    run.join(0)
+    nothing = Books(epoch=1, incarnation=0, anywhere=(), everywhere=(), refused=())
+    run.handle(FromShard(now=0.0, shard=0, message=nothing))
+    assert run.machine.phase is Phase.RECOVERING
+    run.says(0, Resume(leases=((block(0), 1),), done=()))
+    assert run.machine.phase is Phase.RUNNING
+    assert run.held(0) == 0

@@ -2,7 +2,8 @@
 
 Faults planted here by hand, each seen to fail a test: a running mean that is not an output · sections under `no_grad` with
 gradients · buffers set anew forgotten · no walk over `grad_fn` · gradients not compared · no check on a single example ·
-parameters of the stand-in in the model's own memory · random nodes dropped as dead.
+parameters of the stand-in in the model's own memory · random nodes dropped as dead ·
+NaN taken for another value than itself · a parameter that is written to compared by its shape only.
 """
 
 import copy
@@ -316,6 +317,13 @@ def test_what_cannot_be_captured_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=told):
         capture(inner(function), (torch.randn(4, 6),))
+
+
+def test_a_parameter_that_is_not_finite_is_not_written_to_by_that() -> None:
+    step = Step(lambda s, x: s.linear(x))
+    with torch.no_grad():
+        step.linear.weight[0, 0], step.linear.weight[1, 1] = float("nan"), float("inf")
+    capture(step, (torch.randn(4, 6),))
 
 
 def test_a_step_that_would_be_lost_in_the_models_own_forward_is_refused() -> None:

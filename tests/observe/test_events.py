@@ -13,6 +13,7 @@ import pytest
 
 from squall.blocks import Block
 from squall.observe.events import (
+    AlsoFailed,
     Checkpointed,
     Disturbed,
     Ended,
@@ -50,6 +51,7 @@ EVENTS: list[Event] = [
     Checkpointed(time_s=1.0, path="checkpoints/3", minibatches=3),
     Recovered(time_s=1.0, role="shard0", incarnation=1, lost=3),
     Unkept(time_s=1.0, role="shard0", why="No space left on device"),
+    AlsoFailed(time_s=1.0, error="shard0 was killed by SIGKILL"),
     Ended(time_s=1.0, why="all steps are done"),
 ]
 

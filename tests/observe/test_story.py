@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from squall.blocks import Block
-from squall.observe.events import Ended, Event, Joined, Progress, Redone, Refused, as_record
+from squall.observe.events import AlsoFailed, Ended, Event, Joined, Progress, Redone, Refused, as_record
 from squall.observe.events import Left as LeftRun
 from squall.observe.ledger import LEDGER_DTYPE, Ledger
 from squall.observe.story import GONE, Durable, Left, Story, newest_life, tell
@@ -118,6 +118,16 @@ def test_only_the_newest_life_is_told_however_the_ones_before_ended() -> None:
     assert story(events).deaths == ()
     assert len(newest_life(history[:-2])) == 3
     assert len(newest_life(history[:4])) == 4
+
+
+def test_what_failed_after_the_cause_is_told_after_it() -> None:
+    told = story(
+        [
+            AlsoFailed(time_s=1.0, error="shard0\nexited"),
+            Ended(time_s=2.0, why="failed", error="ValueError: x"),
+        ]
+    )
+    assert (told.cause, told.also) == ("ValueError: x", ("shard0 exited",))
 
 
 def test_refusals_and_the_extent_of_the_run_are_told() -> None:

@@ -2,7 +2,9 @@
 
 Faults planted here by hand, each seen to fail a test: staleness over all rows instead of applied ones · variance of a
 sample instead of the population · `attempt >= 1` for redone · the first moment's examples counted as speed ·
-speed over all slices · blocks counted once a slice · lost work counted as speed · the highest slice as the first.
+speed over all slices · blocks counted once a slice · lost work counted as speed · the highest slice as the first ·
+a block whose second attempt was not needed not redone · times one replica from too few blocks, from times that vary, and above
+the number of replicas.
 """
 
 import math
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from squall.observe.ledger import LEDGER_DTYPE, Ledger
-from squall.observe.tally import ReplicaTally, samples_per_second, summarise
+from squall.observe.tally import ReplicaTally, samples_per_second, summarise, times_one_replica
 
 
 def ledger(*rows: dict[str, Any]) -> Ledger:
@@ -58,9 +60,42 @@ def test_a_block_counts_once_however_many_slices_and_rows_it_has() -> None:
     assert (summary.refused, summary.not_finite, summary.rolled_back) == (1, 1, 1)
 
 
-def test_a_block_handed_out_again_but_not_applied_is_not_redone() -> None:
-    summary = summarise(ledger({"block": 1, "attempt": 1}, {"block": 1, "attempt": 2, "outcome": "repeated"}))
-    assert summary.redone == 0
+def test_a_block_computed_again_is_redone_also_where_that_was_not_needed() -> None:
+    again = {"block": 1, "attempt": 2, "outcome": "repeated"}
+    summary = summarise(ledger({"block": 1}, again, {"block": 2}, {"block": 2, "outcome": "repeated"}))
+    assert (summary.redone, summary.repeated) == (1, 2)
+    assert summarise(ledger({"block": 1, "attempt": 2, "outcome": "not_finite"})).redone == 0
+
+
+def alone_and_together(before: int, after: int, *, faster: float, jitter: float = 0.0) -> Ledger:
+    """So many blocks of one replica, one a second, then so many of all, so many times as fast."""
+    gaps = np.concatenate([np.full(before, 1.0), np.full(after, 1 / faster)])
+    gaps *= 1 + jitter * (np.arange(len(gaps)) % 8 == 0)
+    rows: list[dict[str, Any]] = [
+        {"block": at, "time_s": time_s} for at, time_s in enumerate(np.cumsum(gaps).tolist())
+    ]
+    return ledger(*rows)
+
+
+@pytest.mark.parametrize(
+    ("told", "warm_start", "replicas", "times"),
+    [
+        (alone_and_together(40, 40, faster=1.5), 40, 2, 1.5),
+        (alone_and_together(40, 40, faster=2.5), 40, 2, None),
+        (alone_and_together(40, 40, faster=2.5), 40, 3, 2.5),
+        (alone_and_together(40, 40, faster=1.0), 40, 1, None),
+        (alone_and_together(30, 40, faster=1.5), 30, 2, None),
+        (alone_and_together(40, 15, faster=1.5), 40, 2, None),
+        (alone_and_together(40, 40, faster=1.5, jitter=50.0), 40, 2, None),
+        (alone_and_together(0, 40, faster=1.5), 0, 2, None),
+        (ledger(), 8, 2, None),
+    ],
+)
+def test_times_one_replica_is_said_only_where_the_measure_is_sound(
+    told: Ledger, warm_start: int, replicas: int, times: float | None
+) -> None:
+    found = times_one_replica(told, warm_start=warm_start, replicas=replicas)
+    assert found == (None if times is None else pytest.approx(times, rel=0.01))
 
 
 def test_speed_is_what_came_after_the_first_moment_over_the_time_since() -> None:

@@ -53,7 +53,7 @@ def test_the_shares_are_parts_of_what_the_model_would_be() -> None:
     graph = captured.graph
     for plan in (planner.vertical(graph, 3), planner.horizontal(graph, 2), planner.random(graph, 4, 1)):
         for p in range(plan.partitions):
-            share = made_share(graph, plan, p, deferred)
+            share = made_share(graph, plan, p, deferred.value)
             for index, tensor in share.items():
                 whole = deferred.value(graph.values[index].name)
                 region = plan.regions(index, tuple(whole.shape))[p]
@@ -97,7 +97,7 @@ def work(pipe: Connection, graph: Graph, plan: Plan, width: int, layers: int, p:
     """One partition in a process: make the share, do a step with messages over the pipe, tell what it took."""
     torch.set_num_threads(1)
     program = program_of(graph, plan, EXAMPLES_HERE, loss_of(graph))
-    worker = Worker(p, made_share(graph, plan, p, defer(lambda: Wide(width, layers), seed=1)))
+    worker = Worker(p, made_share(graph, plan, p, defer(lambda: Wide(width, layers), seed=1).value))
     x = torch.randn(EXAMPLES_HERE, width, generator=torch.Generator().manual_seed(1))
     (index,) = graph.from_outside(Source.INPUT)
     pipe.send(packed(worker.begin(program, [inputs_for(program, p, {index: x})])))

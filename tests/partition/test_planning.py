@@ -2,8 +2,8 @@
 
 Faults planted by hand, each seen to fail a test: the slowest plan taken · plans that do not fit taken · weights of a layer lost ·
 patterns that fit what only begins alike · speeds of machines ignored · the module put into training mode · parameters
-drawn on the wrong lane · bytes left out of the picture · rows joined over an edge. (In `test_planner.py`: what follows a
-layer given to the next team.)
+drawn on the wrong lane · bytes left out of the picture · rows joined over an edge · layers always
+joined with what follows them. (In `test_planner.py`: what follows a layer given to the next team.)
 """
 
 import copy
@@ -107,6 +107,24 @@ def test_auto_takes_the_plan_that_is_predicted_to_be_quickest_and_fits(
     found = plan(net(), X, machines=limit).predicted
     assert found is not None
     assert max(found.memory_bytes) == needs[0]
+
+
+def test_activations_are_parted_from_their_layer_where_the_line_is_fast_enough_for_more_equal_parts() -> None:
+    with torch.device("meta"):  # times from shapes
+        pooled = nn.Sequential(
+            nn.Conv2d(1, 32, 1), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(2048, 8)
+        )
+        images = torch.zeros(8, 1, 32, 32)
+
+    def crossing(bytes_per_s: float) -> int:
+        machines = [squall.Machine(host=host, bytes_per_s=bytes_per_s, latency_s=1e-6) for host in "ab"]
+        told = plan(pooled, images, machines=machines, how="horizontal", microbatches=4).predicted
+        assert told is not None
+        return told.links[0, 1]
+
+    unpooled, after_pooling = 8 * 32 * 32 * 32 * 4, 8 * 2048 * 4
+    assert crossing(1e6) == after_pooling
+    assert crossing(1e12) == unpooled
 
 
 def test_what_does_not_fit_is_refused_with_machine_and_bytes() -> None:

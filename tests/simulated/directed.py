@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from squall.blocks import Block
-from squall.cluster.world import Link, Links, Outside, Pace
+from squall.cluster.links import Link, Links
+from squall.cluster.world import Outside, Pace
 from squall.coordinator.events import (
     Checkpoint,
     Copied,

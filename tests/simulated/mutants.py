@@ -31,10 +31,17 @@ FILES = (
     "shard/machine.py",
     "shard/books.py",
     "coordinator/machine.py",
-    "coordinator/members.py",
+    "coordinator/book.py",
     "coordinator/gate.py",
+    "coordinator/granting.py",
     "coordinator/hold.py",
+    "coordinator/line.py",
     "coordinator/lives.py",
+    "coordinator/members.py",
+    "coordinator/membership.py",
+    "coordinator/recovery.py",
+    "coordinator/refusals.py",
+    "coordinator/takeover.py",
     "coordinator/work.py",
     "replica/session.py",
     "replica/downpour.py",
@@ -220,10 +227,12 @@ class _Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_loader(name, self) if name in self._codes else None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(self._codes[module.__name__], module.__dict__)
+        code = self._codes[module.__name__]
+        module.__file__ = code.co_filename
+        exec(code, module.__dict__)
 
 
-_OURS = ("squall.", "tests.simulated.")
+_OURS = ("squall.", "tests.simulated.", "tests.coordinator.", "tests.replica.")
 
 
 def _codes() -> dict[str, CodeType]:

@@ -1,4 +1,4 @@
-"""The simulated suite in one fixed order, for the mutants: directed schedules, random ones, the ground, the door."""
+"""The simulated suite in one fixed order, for the mutants: the ground, the door, parts, schedules."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -8,6 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from squall.blocks import Block, BlockSet
+from squall.coordinator.members import Patience
+from squall.coordinator.recovery import Inheritance
 from squall.errors import RemoteProtocolError
 from squall.replica.downpour import Computed, DownpourLoop
 from squall.shard.books import SliceBook
@@ -17,6 +19,7 @@ from squall.slices import Cover, Range, RangeSet
 from squall.wire.messages import Fetch, Push
 from tests.simulated.directed import DIRECTED
 from tests.simulated.facts import faults_of
+from tests.simulated.parts import parts
 from tests.simulated.schedules import Schedule, command, random_schedule, run
 from tests.simulated.shard_rules import positions
 
@@ -38,6 +41,7 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "ground", ground
     yield "door", door
     yield "defaults", defaults
+    yield from parts()
     for variant in range(NUM_VARIANTS):
         for name, make in DIRECTED.items():
             yield f"{name}/{variant}", partial(check, make(variant), f"{name}/{variant}")
@@ -99,6 +103,11 @@ def _ground_of_blocks(draw: random.Random) -> None:
     assert {place for entry in entries for place in positions(Block(*entry))} == places
     assert blocks.num_minibatches == len(places)
     assert blocks == BlockSet(entries) != BlockSet()
+    for first in range(12):
+        part = BlockSet.union([Block(0, 1, first, first + 2)])
+        common = {place for block in blocks.common(part).blocks() for place in positions(block)}
+        assert common == places & {(0, 1, first), (0, 1, first + 1)}
+    assert BlockSet(((0, 0, 0, 2),)).common(BlockSet(((0, 0, 2, 4),))) == BlockSet(), "they touch"
     assert BlockSet() != ()
 
 
@@ -159,7 +168,12 @@ def door() -> None:
 
 
 def defaults() -> None:
-    """What a loop is if it is told no more, and the memory that it needs."""
+    """What a loop and a coordinator are if they are told no more, and the memory that a loop needs."""
+    patience = Patience(
+        start_s=60.0, leave_s=5.0, first_s=60.0, least_s=5.0, factor=10.0, hold_s=2.0, recover_s=5.0
+    )
+    assert Patience() == patience
+    assert Inheritance(epoch=1).refused_in_a_row == 0
     loop = DownpourLoop(n_fetch=1, n_push=1, has_local_steps=False)
     assert (loop.ahead, loop.overlaps, loop.fetches_at_start, loop.num_gradients) == (1, False, False, 1)
     assert replace(loop, overlaps=True).num_gradients == 2

@@ -39,7 +39,7 @@ def test_a_mutant_is_killed_and_code_that_is_not_changed_is_not() -> None:
         if m.text == "book.take(push.block, push.minibatches)" and m.what == "statement dropped"
     ]
 
-    verdicts = mutants.try_all([*settles, of_shard[0]], jobs=2, most=20)
+    verdicts = mutants.try_all([*settles, of_shard[0]], jobs=2, most=180)
 
     assert of_shard[0].number == mutants.CONTROL
     assert [bool(verdict) for verdict in verdicts.values()] == [True, False], verdicts

@@ -1,6 +1,13 @@
-"""Runs that are stopped, resumed, or resumed from a checkpoint older than their ledger."""
+"""Runs that are stopped, resumed, or resumed from a checkpoint older than their ledger.
 
+Faults planted by hand, each seen to fail a test here: a finished run started again · Ctrl-C without the way on · the way on told
+of a failed run of which nothing is kept.
+"""
+
+import os
 import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +15,9 @@ import pytest
 import torch
 
 import squall
-from squall.observe.events import Progress
+from squall.observe.events import Ended, Event, Progress
 from squall.training.checkpoint import newest_checkpoint
+from squall.training.execution import Ending, Execution
 from squall.training.fit import StopRequest, carry_out
 from tests.processes.helpers import applied_counts, data, job
 
@@ -159,6 +167,82 @@ def test_a_run_that_is_stopped_before_its_first_push_resumes_as_well(
     again = squall.fit(job(cluster, **settings), resume=True)
     assert again.metrics["why"] == "epochs"
     assert set(applied_counts(again).values()) == {1}
+
+
+class Nowhere:
+    """A cluster that nothing may be run on."""
+
+    is_modelled, restarts_shards = False, True
+
+    def run(self, execution: Execution) -> Ending:
+        raise AssertionError("it was finished")
+
+
+def test_a_finished_run_stays_as_it_is_and_says_how_to_train_on(tmp_path: Path) -> None:
+    settings = {"replicas": 1, "threads": 1, "out": tmp_path / "run"}
+    run = squall.fit(job(squall.InProcess(), epochs=2, **settings))
+    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()}
+
+    handle = squall.start(job(Nowhere(), epochs=2, **settings), resume=True)
+    (told,) = list(handle.events())
+    again = handle.result(10)
+
+    assert isinstance(told, Ended)
+    assert told.why == (
+        "it was finished before: epochs. More trains on: "
+        f"squall.fit(..., epochs=4, out={str(tmp_path / 'run')!r}, resume=True)."
+    )
+    assert again.metrics == run.metrics
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()} == before
+    assert (
+        squall.fit(job(squall.InProcess(), epochs=4, **settings), resume=True).metrics["minibatches"] == 160
+    )
+
+
+class Interrupts:
+    """A logger that presses Ctrl-C, or asks the program to end."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number: signal.Signals | None = number
+
+    def log(self, event: Event) -> None:
+        if isinstance(event, Progress) and self.number is not None:
+            os.kill(os.getpid(), self.number)
+            self.number = None
+
+    def close(self) -> None: ...
+
+
+def test_ctrl_c_in_a_script_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"threads": 1, "epochs": 1000, "out": tmp_path / "run"}
+    told = f"go on with squall.fit(..., out={str(tmp_path / 'run')!r}, resume=True)"
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        squall.fit(job(squall.InProcess(), loggers=(Interrupts(signal.SIGINT),), **settings))
+    assert str(raised.value) == told
+    again = job(squall.InProcess(), loggers=(Interrupts(signal.SIGTERM),), **settings)
+    with pytest.raises(SystemExit):
+        squall.fit(replace(again, progress=True), resume=True)
+    assert capsys.readouterr().err.splitlines()[-1] == f"squall: {told}"
+
+
+def test_a_run_that_failed_says_in_a_script_how_to_go_on_if_something_is_kept(tmp_path: Path) -> None:
+    class Fails(Nowhere):
+        def run(self, execution: Execution) -> Ending:
+            raise squall.LostError(reason="gone")
+
+    settings = {"threads": 1, "out": tmp_path / "run"}
+    with pytest.raises(squall.LostError) as raised:
+        squall.fit(job(Fails(), epochs=1, threads=1, out=tmp_path / "nothing"))
+    assert not hasattr(raised.value, "__notes__")
+    squall.fit(job(squall.InProcess(), epochs=1, **settings))
+    with pytest.raises(squall.LostError) as raised:
+        squall.fit(job(Fails(), epochs=2, **settings), resume=True)
+    (note,) = raised.value.__notes__
+    assert (
+        note
+        == f"What is kept can be gone on with: squall.fit(..., out={str(tmp_path / 'run')!r}, resume=True)."
+    )
 
 
 def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:

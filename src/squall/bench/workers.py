@@ -11,9 +11,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from squall.closes import Closes
 from squall.cluster.zygote import Role, Zygote
 from squall.errors import RunError
 from squall.wire.waiting import wait
@@ -25,7 +25,7 @@ Function = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes and returns what JSON can hold; found by its module and name, in another process."""
 
 
-class Workers:
+class Workers(Closes):
     """Starts processes that run one function each; used as a ``with`` block."""
 
     def __init__(self) -> None:
@@ -62,14 +62,6 @@ class Workers:
 
     def close(self) -> None:
         self._zygote.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Team:

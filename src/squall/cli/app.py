@@ -73,12 +73,19 @@ def train(
 
 
 @app.command()
-def resume(path: RunArgument, as_json: JsonOption = False) -> None:
-    """Go on with a run of a recipe from its newest checkpoint."""
+def resume(
+    path: RunArgument,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Change the recipe's job, as in --set epochs=24."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a run of a recipe from its newest checkpoint, or train one that is finished on: --set epochs=24."""
     with outcome():
         from squall.cli import training
 
-        training.resume(path, as_json=as_json)
+        training.resume(path, settings or [], as_json=as_json)
 
 
 @app.command()

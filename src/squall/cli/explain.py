@@ -81,6 +81,7 @@ def lines(story: Story, path: Path) -> list[str]:
     rows = [
         ("run", f"{_STATES[story.state]} after {human_seconds(story.after_s)}: {story.why}"),
         ("cause", story.cause or ""),
+        *(("and then", words) for words in story.also),
         ("done", f"{story.minibatches:,}{of} minibatches on every slice"),
         ("last", story.last),
         ("kept", _kept(story)),

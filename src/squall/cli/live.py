@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from squall.observe.events import (
+    AlsoFailed,
     Checkpointed,
     Disturbed,
     Ended,
@@ -122,7 +123,7 @@ class Board:
         self._began = self._now = now
         self._progress: Progress | None = None
         self._evaluated: Evaluated | None = None
-        self._num_redone = self._num_refused = 0
+        self._num_refused = 0
         # (real time, minibatches) of the last minute or so: how fast the end comes nearer.
         self._pace: deque[tuple[float, int]] = deque(maxlen=60)
         self._gone: set[str] = set()
@@ -154,8 +155,6 @@ class Board:
                     self._pace.append((self._now, event.minibatches))
             case Evaluated():
                 self._evaluated = event
-            case Redone():
-                self._num_redone += 1
             case Refused():
                 self._num_refused += 1
             case Recovered():
@@ -200,6 +199,8 @@ class Board:
                 )
             case Disturbed():
                 return f"chaos, {event.fault}: {_STRIKES[event.what]} {event.role}"
+            case AlsoFailed():
+                return f"failed as well: {event.error}"
             case Ended():
                 # Not the error: whoever the run raises it to shows it, once.
                 return f"ended: {event.why}"
@@ -275,7 +276,7 @@ class Board:
             ("alive", self._alive_words(progress.roles).removesuffix(" alive")),
             *_role_rows(progress.roles),
             ("waits", Text("\n".join(_few([one_line(wait) for wait in progress.waits])), style="yellow")),
-            ("blocks", f"{self._num_redone:,} redone, {self._num_refused:,} refused"),
+            ("blocks", f"{progress.blocks_redone:,} redone, {self._num_refused:,} refused"),
         ]
         return [(name, content) for name, content in rows if content]
 

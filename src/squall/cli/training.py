@@ -55,8 +55,11 @@ def train(request: str, settings: Sequence[str], out: Path | None, *, chaos: str
             carry_out(job, cluster, resume=False, as_json=as_json)
 
 
-def resume(path: Path, *, as_json: bool) -> None:
-    """Go on with a run of a recipe from its newest checkpoint.
+def resume(path: Path, settings: Sequence[str] = (), *, as_json: bool) -> None:
+    """Go on with a run of a recipe from its newest checkpoint; one that is finished stays as it is, and is summed up.
+
+    Args:
+        settings: as of `train`, after those that the run began with.
 
     Raises:
         ConfigError: there is no such run, or it is not of a recipe; and as `squall.fit`.
@@ -70,10 +73,11 @@ def resume(path: Path, *, as_json: bool) -> None:
             got="one that a script began",
             remedy=f"Go on with it there: squall.fit(job, resume=True), with out={str(path)!r}.",
         )
+    pairs = [setting_of(text) for text in settings]
     with Local() as cluster:
         with _quick_imports(cluster):
             from squall.training.recipe import job_of
-        job = made_by(lambda: job_of(told), told["name"])
+        job = made_by(lambda: job_of(told, pairs), told["name"])
         carry_out(replace(job, out=path), cluster, resume=True, as_json=as_json)
 
 
@@ -88,7 +92,7 @@ def carry_out(job: "Job", cluster: Local, *, resume: bool, as_json: bool) -> Non
         fit(replace(job, cluster=job.cluster or cluster), resume=resume)
     finally:
         # A failed or interrupted run has figures and a directory too; a refused one has none, or those of old.
-        if _written_at(directory) != before:
+        if _written_at(directory) != before or (resume and sys.exception() is None):
             sum_up(directory, as_json=as_json)
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from squall.errors import ConfigError
+from squall.keywords import named
 
 
+@named
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
     """How often, and how soon, a role that has died is started again.

@@ -6,16 +6,18 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from squall.closes import Closes
 from squall.cluster.exits import in_words
 from squall.cluster.payload import pack
 from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.zygote import Exit, Zygote
 from squall.errors import ConfigError, LostError, RunError, RunExistsError
+from squall.keywords import named
 from squall.loop.client import in_order
 from squall.model.install import assemble
 from squall.model.layout import Layout
@@ -41,6 +43,7 @@ READER = -1
 """Stands for a session's number where nobody pushes."""
 
 
+@named
 def serve(
     model: nn.Module,
     *,
@@ -88,7 +91,7 @@ def serve(
     )
 
 
-class Servers:
+class Servers(Closes):
     """What `serve` has started.
 
     Attributes:
@@ -319,12 +322,6 @@ class Servers:
             self._own_zygote.close()
         if self._temporary is not None:
             self._temporary.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _copied(value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from squall.cluster.chaos import Chaos, Strike
 from squall.cluster.roster import Roster
-from squall.faults import Fault, Kill
+from squall.faults import Fault, Kill, role_of
 from squall.observe.events import Disturbed
 from squall.training.recorder import Recorder
 
@@ -75,12 +75,3 @@ class Upsets:
         self._recorder.happened(
             Disturbed(time_s=now, role=strike.role, what=strike.what, fault=str(strike.fault))
         )
-
-
-def role_of(name: str) -> str:
-    """A process by the name that faults give it: all of a replica's are one role.
-
-    >>> role_of("replica2.0"), role_of("shard1")
-    ('replica2', 'shard1')
-    """
-    return name.partition(".")[0]

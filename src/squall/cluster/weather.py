@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 from squall.cluster.kinds import KIND_OF
 from squall.cluster.relay import TO_CALLEE, Relays
-from squall.cluster.upsets import role_of
 from squall.errors import RemoteProtocolError
-from squall.faults import Cut, Delay, Drop, Fault, is_named
+from squall.faults import Cut, Delay, Drop, Fault, is_named, role_of
 from squall.wire.connection import CODEC, unbundled
 from squall.wire.hello import GREETING_BYTES, PROOF_BYTES, VERDICT_BYTES
 from squall.wire.joining import JoinBulk

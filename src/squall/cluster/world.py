@@ -6,20 +6,20 @@ The deciders here are the very ones that real processes run. What they want done
 
 import heapq
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 from squall.cluster.director import DirectorBook
-from squall.cluster.kinds import KIND_OF
+from squall.cluster.links import Links, Passage
 from squall.coordinator import events as coordinator
 from squall.coordinator.events import CoordinatorEffect
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.recovery import Inheritance
-from squall.faults import AtStep, AtTime, Chance, Cut, Delay, Drop, Duplicate, Fault, Kill, Pause, is_named
+from squall.errors import LostError
+from squall.faults import AtStep, AtTime, Chance, Fault, Kill, Pause, is_named, role_of
 from squall.machines import Machine, drive
 from squall.replica import session as replica
 from squall.replica.downpour import Compute, Computed, Loop
@@ -30,6 +30,9 @@ from squall.shard.machine import ShardMachine
 from squall.wire import messages
 
 COORDINATOR = "coordinator"
+AGAIN_S = 0.1
+"""After so long a shard or coordinator comes back that was killed, if the fault does not say [virtual seconds]."""
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 NO_REPLICA = "no replica is left"
 
 
@@ -69,50 +72,13 @@ class Pace:
     speeds: tuple[float, ...] = (1.0,)
     jitter: float = 0.2
     begin_s: float = 0.0
-    links: "Links" = field(default_factory=lambda: Links())
+    links: Links = field(default_factory=Links)
     apply_s: float = 0.0
     tick_s: float = 0.5
     resend_s: float = 1.0
 
     def speed(self, number: int) -> float:
         return self.speeds[min(number, len(self.speeds) - 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """How messages pass between two roles, in each direction.
-
-    Attributes:
-        latency_s: of every message [seconds].
-        bytes_per_s: one message after another [bytes per second].
-    """
-
-    latency_s: float = 0.001
-    bytes_per_s: float = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The link between any two roles.
-
-    Attributes:
-        usual: where nothing else is said.
-        special: by two name patterns, as in ``{("replica2", "shard*"): Link(0.1, 1e6)}``; the first that fits, in
-            either direction, holds.
-    """
-
-    usual: Link = field(default_factory=Link)
-    special: Mapping[tuple[str, str], Link] = field(default_factory=dict)
-
-    def of(self, one: str, other: str) -> Link:
-        if not self.special:
-            return self.usual
-        for (first, second), link in self.special.items():
-            if (fnmatchcase(one, first) and fnmatchcase(other, second)) or (
-                fnmatchcase(other, first) and fnmatchcase(one, second)
-            ):
-                return link
-        return self.usual
 
 
 Watch: TypeAlias = Callable[[str, Machine, Any, tuple[Any, ...]], None]
@@ -149,8 +115,9 @@ class World:
         tell: called with the time and each effect of the coordinator that is not a message.
         pace, faults, seed: what time and chance do.
         sizes: bytes of a message between two roles, for links that have a rate.
+        struck: called with the time, the role, the fault that befalls it now, and what that is: "kill", "stop", "go on".
         come_back: makes the decider of a shard that was killed and is started anew, from the one that was killed; None:
-            no shard is.
+            no shard is, and the first that is killed ends the run.
         follow: makes the decider of a coordinator that follows one that was killed; None: none is.
         outside: events that come to roles from outside of this world (tests).
         watch: called after every event with the role's name, its decider, the event and its effects, before
@@ -171,6 +138,7 @@ class World:
         sizes: Callable[[str, str, messages.Message], int] = lambda sender, receiver, message: 0,
         faults: Sequence[Fault] = (),
         seed: int = 0,
+        struck: Callable[[float, str, Kill | Pause, str], None] = lambda now, role, fault, what: None,
         come_back: Callable[[int, ShardMachine], ShardMachine] | None = None,
         follow: Callable[[Inheritance], CoordinatorMachine] | None = None,
         outside: Sequence[Outside] = (),
@@ -191,37 +159,31 @@ class World:
         self._arithmetic = arithmetic
         self._tell = tell
         self._pace = pace or Pace()
-        self._sizes = sizes
-        self._free_at: dict[tuple[str, str], float] = {}
         self._watch = watch
         self._outside = tuple(outside)
         self._random = random.Random(seed)
+        self._passage = Passage(self._pace.links, sizes, faults, self._random)
         self._heap: list[tuple[float, int, str, Callable[[], None]]] = []
         self._order = count()
         self._paused: dict[str, float] = {}
         self._left: dict[Worker, ReplicaSession] = {}  # which hear what was on its way when they left
         self._steps: dict[str, int] = {}
         self._restarting = 0
+        self._struck = struck
         self._come_back = come_back
         self._away: set[int] = set()  # shards that were killed
         self._follow = follow
         self._director = DirectorBook(now=0.0)
         self._epoch = 0
         self._is_headless = False  # the coordinator was killed, and the next has not been started
-        self._stop: coordinator.Stop | None = (
-            None  # asked for, and a checkpoint: by the launcher, who asks again
-        )
+        # What the launcher has asked for, who asks the next coordinator again: a stop, and a checkpoint.
+        self._stop: coordinator.Stop | None = None
         self._wanted = ""
         self._heard_epoch: dict[
             str, int
         ] = {}  # by role: of the newest coordinator that it was connected with
         self._heard_life = [machine.incarnation for machine in self.shards]  # by the coordinator
-        self._drops = [fault for fault in faults if isinstance(fault, Drop)]
-        self._duplicates = [fault for fault in faults if isinstance(fault, Duplicate)]
-        self._delays = [fault for fault in faults if isinstance(fault, Delay)]
-        self._cuts = [fault for fault in faults if isinstance(fault, Cut)]
         self._upsets = [fault for fault in faults if isinstance(fault, Kill | Pause)]
-        self._is_disturbed = bool(self._drops or self._duplicates or self._delays or self._cuts)
 
     # Time -----------------------------------------------------------------------------------------------
 
@@ -379,9 +341,8 @@ class World:
             self._serve(index, request, life)
 
     def _kill_coordinator(self, back_after_s: float) -> None:
-        if not self._is_headless and self.why is None:
-            self._is_headless = True
-            self._at(back_after_s, "", self._coordinator_back)
+        self._is_headless = True
+        self._at(back_after_s, "", self._coordinator_back)
 
     def _coordinator_back(self) -> None:
         assert self._follow is not None, "nothing was said of who follows a coordinator"
@@ -525,20 +486,25 @@ class World:
                 return False
 
     def _upset(self, name: str, upset: Kill | Pause) -> None:
-        if isinstance(upset, Pause):
-            self._paused[name] = max(self._paused.get(name, 0.0), self.now + upset.seconds)
+        number = int(name.lstrip(_LETTERS) or 0)
+        if self._is_gone(name, number):
             return
+        if isinstance(upset, Pause):
+            self._struck(self.now, name, upset, "stop")
+            self._paused[name] = max(self._paused.get(name, 0.0), self.now + upset.seconds)
+            self._at(upset.seconds, "", partial(self._goes_on, name, upset))
+            return
+        self._struck(self.now, name, upset, "kill")
+        self._paused.pop(name, None)
+        back_after_s = upset.restart or AGAIN_S
         if name == COORDINATOR:
-            self._kill_coordinator(upset.restart or 0.1)
+            self._kill_coordinator(back_after_s)
             return
         if name.startswith("shard"):
-            self._kill_shard(int(name.removeprefix("shard")), upset.restart or 0.1)
+            self._kill_shard(number, back_after_s)
             return
-        number = int(name.removeprefix("replica"))
-        worker = self.workers.pop(number, None)
-        self.sessions.pop(number, None)
-        if worker is None:
-            return
+        worker = self.workers.pop(number)
+        self.sessions.pop(number)
         self._at(0.01, COORDINATOR, partial(self._lose, worker))
         for index in range(len(self.shards)):
             for one in self._workers_of(worker):
@@ -547,9 +513,19 @@ class World:
             self._restarting += 1
             self._at(upset.restart, "", lambda: self._restart(number, worker.incarnation + 1))
 
+    def _is_gone(self, name: str, number: int) -> bool:
+        if name == COORDINATOR:
+            return self._is_headless or self.why is not None
+        return number in self._away if name.startswith("shard") else number not in self.workers
+
+    def _goes_on(self, name: str, pause: Pause) -> None:
+        if name in self._paused and self._paused[name] <= self.now:
+            del self._paused[name]
+            self._struck(self.now, name, pause, "go on")
+
     def _kill_shard(self, index: int, back_after_s: float) -> None:
-        if index in self._away:
-            return
+        if self._come_back is None:
+            raise LostError(reason=f"shard{index} was killed, and the run cannot go on without it.")
         self._away.add(index)
         self._at(0.01, COORDINATOR, partial(self._lose_shard, index))
         self._at(back_after_s, "", partial(self._shard_back, index))
@@ -559,7 +535,7 @@ class World:
             self._direct(coordinator.ShardLost(now=self.now, shard=index))
 
     def _shard_back(self, index: int) -> None:
-        assert self._come_back is not None, "nothing was said of what survives a shard"
+        assert self._come_back is not None
         self.shards[index] = self._come_back(index, self.shards[index])
         self._away.discard(index)
         for lead in self.workers.values():
@@ -584,59 +560,13 @@ class World:
     def _send(
         self, sender: str, receiver: str, message: messages.Message, arrive: Callable[[], None]
     ) -> None:
-        if not self._is_disturbed or isinstance(message, _FIRST_WORDS):
-            self._at(self._transfer(sender, receiver, message), _role(receiver), arrive)
-            return
-        kind = KIND_OF[type(message)]
-        if self._is_cut(_role(sender), _role(receiver)):
-            return
-        if any(
-            fault.kind in (kind, "*") and self._random.random() < fault.probability for fault in self._drops
-        ):
-            return
-        copies = 1 + sum(
-            fault.kind in (kind, "*") and self._random.random() < fault.probability
-            for fault in self._duplicates
-        )
-        for _ in range(copies):
-            self._at(self._latency() + self._transfer(sender, receiver, message), _role(receiver), arrive)
-
-    def _transfer(self, sender: str, receiver: str, message: messages.Message) -> float:
-        """Seconds until a link has passed on this message, behind what it is passing on already."""
-        link = self._pace.links.of(sender, receiver)
-        if link.bytes_per_s == float("inf"):
-            return link.latency_s
-        num_bytes = self._sizes(sender, receiver, message)
-        free = max(self.now, self._free_at.get((sender, receiver), 0.0)) + num_bytes / link.bytes_per_s
-        self._free_at[sender, receiver] = free
-        return free - self.now + link.latency_s
-
-    def _latency(self) -> float:
-        return sum(
-            max(0.0, fault.seconds + self._random.uniform(-fault.spread, fault.spread))
-            for fault in self._delays
-        )
-
-    def _is_cut(self, sender: str, receiver: str) -> bool:
-        return any(
-            fault.when.seconds <= self.now < fault.when.seconds + fault.seconds
-            and all(is_named(name, fault.one) or is_named(name, fault.other) for name in (sender, receiver))
-            for fault in self._cuts
-        )
+        for after_s in self._passage.arrivals(sender, receiver, message, self.now):
+            self._at(after_s, role_of(receiver), arrive)
 
 
 def _name(worker: Worker) -> str:
     """As links call it: a replica's lead has the replica's own name."""
     return f"replica{worker.replica}.{worker.partition}" if worker.partition else f"replica{worker.replica}"
-
-
-def _role(name: str) -> str:
-    """As faults call it: all workers of a replica are dead, paused or cut off together.
-
-    >>> _role("replica2.1"), _role("shard0")
-    ('replica2', 'shard0')
-    """
-    return name.partition(".")[0]
 
 
 def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:
@@ -650,7 +580,3 @@ def _lines(shard: ShardMachine, held: Sequence[int]) -> list[ShardSlices]:
         ShardSlices(shard=shard.shard, slices=tuple(numbers), partition=partition)
         for partition, numbers in sorted(by_partition.items())
     ]
-
-
-_FIRST_WORDS = messages.Returned | messages.Resume
-"""Of a connection: they arrive, or the connection ends."""

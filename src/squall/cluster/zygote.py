@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self
 
+from squall.closes import Closes
 from squall.errors import RunError
 from squall.wire.channel import Channel
 from squall.wire.waiting import wait
@@ -84,7 +85,7 @@ class Role:
 
 
 @dataclass(slots=True, eq=False)
-class Zygote:
+class Zygote(Closes):
     """The launcher's side: starts roles, and tells which have ended.
 
     Attributes:
@@ -255,12 +256,6 @@ class Zygote:
         self._log.close()
         for role in self.roles():
             os.close(role.pidfd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _wait_for_exits(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s

@@ -1,6 +1,6 @@
 """What the coordinator knows of shards that were killed and have come back, perhaps from an older state."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from squall.blocks import Block, BlockSet
 from squall.slices import Cover
@@ -38,3 +38,8 @@ class ShardLives:
             if incarnation < newest and had is not None and had.cover(block) is not Cover.CONTAINED:
                 return False
         return True
+
+    def waits(self, now: float) -> Iterator[str]:
+        """Who waits for whom, in words."""
+        for shard, since in self.away.items():
+            yield f"the run waits for shard{shard} to come back, since {now - since:.0f} s"

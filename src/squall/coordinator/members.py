@@ -2,9 +2,13 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 from squall.blocks import Block
-from squall.wire.messages import Lease, Leave
+from squall.coordinator.events import ToReplica
+from squall.wire.messages import Lease, Leave, Recall
+
+REMEMBERED_REQUESTS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +64,50 @@ class Member:
     @property
     def name(self) -> str:
         return f"replica{self.replica}"
+
+    def has_asked(self, request: int) -> bool:
+        """Whether it is a resend, or so old that it must be one."""
+        return request in self.seen or request <= self.newest - REMEMBERED_REQUESTS
+
+    def remember(self, request: int) -> None:
+        self.newest = max(self.newest, request)
+        self.seen.add(request)
+        for old in [number for number in self.seen if number <= self.newest - REMEMBERED_REQUESTS]:
+            self.seen.discard(old)
+            self.replies.pop(old, None)
+
+    def tell(self, message: Lease | Leave | Recall) -> ToReplica:
+        """A message for it; an answer is kept, to be given again to who asks again."""
+        if not isinstance(message, Recall):
+            self.replies[message.request] = message
+        return ToReplica(replica=self.replica, incarnation=self.incarnation, message=message)
+
+    def grant(self, block: Block, attempt: int, now: float) -> None:
+        """It holds a block from now on; of its first one it is heard by being given it."""
+        if not self.leases:
+            self.heard = now
+        self.leases[block] = attempt
+
+    def resume(self, block: Block, attempt: int) -> None:
+        """It held a block before this coordinator was there."""
+        self.leases[block] = attempt
+        self.is_measured = False
+
+    def finish(self, block: Block, now: float) -> bool:
+        """It has done with a block; False if it does not hold it any more."""
+        if self.leases.pop(block, None) is None:
+            return False
+        if self.is_measured:
+            self.durations.append(now - self.heard)
+        self.is_measured = True
+        return True
+
+    def is_late(self, now: float, patience: Patience) -> bool:
+        """Whether it has been silent for too long; who waits for the coordinator, and holds nothing, may be."""
+        is_due = bool(self.leases) or not self.parked
+        return is_due and not self.is_overdue and now - self.heard > self.deadline_s(patience)
+
+    def deadline_s(self, patience: Patience) -> float:
+        if not self.durations:
+            return patience.first_s
+        return max(patience.least_s, patience.factor * median(self.durations))

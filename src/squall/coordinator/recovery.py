@@ -11,7 +11,7 @@ waited for without end: what one of them computes meanwhile is known to the shar
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from squall.blocks import Block, BlockSet
 from squall.coordinator.events import ToShard
@@ -40,6 +40,27 @@ class Inheritance:
     lives: Mapping[int, int] = field(default_factory=dict)
 
 
+class Past(NamedTuple):
+    """What is known of one block that the coordinator before had handed out.
+
+    Attributes:
+        is_done: every slice has it, and whoever must know why it is refused does.
+        is_refused: some slice keeps it as refused, or the launcher was told so.
+        was_told_done: the launcher was told that it is done.
+        why_refused: what the launcher was told of its being refused; None: nothing.
+    """
+
+    is_done: bool
+    is_refused: bool
+    was_told_done: bool
+    why_refused: str | None
+
+    @property
+    def was_told(self) -> bool:
+        """The launcher knows how it ended."""
+        return self.was_told_done or self.why_refused is not None
+
+
 class Recovery:
     """Gathers what others tell, until it is enough to go on.
 
@@ -50,6 +71,7 @@ class Recovery:
     Attributes:
         waiting: replicas that have not spoken.
         put_off: events that are to be handled when it is over.
+        shards: which must speak.
 
     >>> recovery = Recovery(Inheritance(epoch=1, expected=(0,)), num_shards=1, patience_s=5.0)
     >>> recovery.ask()
@@ -66,7 +88,7 @@ class Recovery:
         self.inheritance = inheritance
         self.waiting = set(inheritance.expected)
         self.put_off: list[Any] = []
-        self._shards = tuple(range(num_shards))
+        self.shards = tuple(range(num_shards))
         self._patience_s = patience_s
         self._began: float | None = None
         self._books: dict[int, Books] = {}
@@ -79,7 +101,7 @@ class Recovery:
         """Ask the shards that have not answered, once more."""
         message = Inquire(epoch=self.inheritance.epoch)
         return tuple(
-            ToShard(shard=shard, message=message) for shard in self._shards if shard not in self._books
+            ToShard(shard=shard, message=message) for shard in self.shards if shard not in self._books
         )
 
     def heard(self, shard: int, books: Books) -> None:
@@ -103,14 +125,14 @@ class Recovery:
         """Whether all have spoken who are waited for; then the sets are made."""
         self._began = now if self._began is None else self._began
         is_late = now - self._began > self._patience_s
-        if len(self._books) < len(self._shards) or (self.waiting and not is_late):
+        if len(self._books) < len(self.shards) or (self.waiting and not is_late):
             return False
         self._gather()
         return True
 
     def waits(self) -> Iterable[str]:
         """Who is waited for, in words."""
-        shards = [f"shard{shard}" for shard in self._shards if shard not in self._books]
+        shards = [f"shard{shard}" for shard in self.shards if shard not in self._books]
         replicas = [f"replica{replica}" for replica in sorted(self.waiting)]
         yield f"the new coordinator waits for {', '.join((*shards, *replicas))}"
 
@@ -134,9 +156,17 @@ class Recovery:
         """How many minibatches of it somebody knows of."""
         return block.num_minibatches - sum(part.num_minibatches for part in self._known.missing(block))
 
-    def was_told(self, block: Block) -> bool:
-        """Whether the launcher knows that it is done."""
-        return self.inheritance.told.cover(block) is Cover.CONTAINED
+    def past_of(self, block: Block) -> Past:
+        """What shards and launcher know of a block."""
+        is_refused = self.refused.cover(block) is not Cover.DISJOINT
+        why_refused = self.inheritance.refused.get(block)
+        is_settled = self.everywhere.cover(block) is Cover.CONTAINED
+        return Past(
+            is_done=is_settled and (not is_refused or why_refused is not None),
+            is_refused=is_refused or why_refused is not None,
+            was_told_done=self.inheritance.told.cover(block) is Cover.CONTAINED,
+            why_refused=why_refused,
+        )
 
     def resumes(self) -> Iterable[tuple[int, Resume]]:
         """What each replica holds, by number."""

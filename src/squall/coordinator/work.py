@@ -38,6 +38,11 @@ class WorkPlan:
         bounds = [bound for bound in (by_epochs, self.steps) if bound is not None]
         return min(bounds) if bounds else None
 
+    @property
+    def why_over(self) -> str:
+        """What the run says when all of it is done."""
+        return "steps" if self.steps is not None and self.total == self.steps else "epochs"
+
     def blocks(self, settled: BlockSet) -> Iterator[Block]:
         """Yield the blocks that are not in `settled`, which a resumed run starts from, in order."""
         total = self.total

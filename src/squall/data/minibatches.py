@@ -58,6 +58,10 @@ class Minibatches:
             )
         self._orders: dict[int, NDArray[np.int64]] = {}
 
+    def resized(self, batch_size: int) -> "Minibatches":
+        """The same examples as they lie in the source, in minibatches of another size."""
+        return Minibatches(self._source, batch_size, self._seed, shuffle=False)
+
     def indices(self, epoch: int, position: int) -> NDArray[np.int64]:
         """Which examples the minibatch holds, shape (examples,), int64; not to be written to."""
         if not 0 <= position < self.num_minibatches:

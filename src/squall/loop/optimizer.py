@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.loop.client import LoopClient
 from squall.loop.line import DoorLine, rule_of
 from squall.loop.promises import Promises, setting_of_the_rule
@@ -16,6 +17,7 @@ from squall.rules.sgd import Sgd
 PATIENCE_S = 300.0
 
 
+@named
 class DownpourOptimizer(torch.optim.Optimizer):
     """An optimizer whose parameters and rule live on the shards of `squall.serve`.
 

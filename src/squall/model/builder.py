@@ -137,7 +137,8 @@ class Builder:
         """
         key = (op, repr(map_traced(self._grad_of, (args, kwargs))))
         if known is None or key not in self._grads:
-            with self._mode, torch.enable_grad():
+            # Some kernels ask for sizes as numbers, which would fix the batch size for all that follows.
+            with self._mode, self._mode.shape_env.suppress_guards(), torch.enable_grad():
                 result = op(*map_traced(self._fake, args), **map_traced(self._fake, kwargs))
             results = list(result) if isinstance(result, tuple | list) else [result]
             self._grads[key] = [isinstance(r, Tensor) and r.requires_grad for r in results]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from squall.errors import ConfigError, ModelError, users_line
 from squall.model.builder import Builder
 from squall.model.captured import Captured
-from squall.model.check import compare, outcome, seeded
+from squall.model.check import compare, is_bit_equal, outcome, seeded
 from squall.model.lower import Lowering
 from squall.model.memory import Offence
 from squall.model.opaque import ALWAYS, Placeholders, Recorder, Shapes, is_marked
@@ -134,7 +134,7 @@ class _Capture:
     def _refuse_written_parameters(self) -> None:
         mine = dict(self.model.named_parameters())
         for name, parameter in self.twin.named_parameters():
-            if parameter._version or not (self.is_meta or torch.equal(parameter, mine[name])):
+            if parameter._version or not (self.is_meta or is_bit_equal(parameter, mine[name])):
                 raise ModelError(
                     subject=f"parameter {name!r}",
                     expected="a forward that leaves parameters as they are, since shards own them",

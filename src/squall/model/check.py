@@ -1,5 +1,6 @@
 """Is a captured graph what the model computes? Asked of the model itself, on the example."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,7 @@ def _where(node: Node | None) -> str:
 def _difference(got: Any, wanted: Any, least_scale: float) -> str:
     """How two results differ; "" if they do not."""
     if not isinstance(got, Tensor) or not isinstance(wanted, Tensor):
-        is_same = got is wanted or (not isinstance(got, Tensor) and got == wanted)
+        is_same = got is wanted or (not isinstance(got, Tensor) and (got == wanted or _are_nan(got, wanted)))
         return "" if is_same else f"{_kind(got)} instead of {_kind(wanted)}"
     if got.is_sparse or wanted.is_sparse:
         got, wanted = got.to_dense(), wanted.to_dense()
@@ -127,6 +128,20 @@ def _difference(got: Any, wanted: Any, least_scale: float) -> str:
         return ""
     worst = (got - wanted).detach().abs().max().item()
     return f"a difference of {worst:.3g} where the largest value is {scale:.3g}"
+
+
+def _are_nan(*values: Any) -> bool:
+    return all(isinstance(value, float) and math.isnan(value) for value in values)
+
+
+def is_bit_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one type hold the same bits; NaN is what it is.
+
+    >>> is_bit_equal(torch.tensor(float("nan")), torch.tensor(float("nan")))
+    True
+    """
+    one, other = (tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(one, other)
 
 
 def _scale(tensor: Tensor | None) -> float:

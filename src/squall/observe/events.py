@@ -60,6 +60,8 @@ class Progress:
         links: traffic between roles.
         roles: everyone who belongs to the run.
         waits: who has waited for what for more than five seconds, as sentences.
+        blocks_redone: blocks handed out again so far, or in earlier parts of the run; in the last one of a run, as the
+            ledger has them.
     """
 
     time_s: float
@@ -74,6 +76,7 @@ class Progress:
     links: tuple[Link, ...] = ()
     roles: tuple[RoleStatus, ...] = ()
     waits: tuple[str, ...] = ()
+    blocks_redone: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +207,14 @@ class Disturbed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlsoFailed:
+    """Something failed after the failure that the run ends with, which `Ended` tells; or because of it."""
+
+    time_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The run is over; nothing follows.
 
@@ -229,6 +240,7 @@ Event: TypeAlias = (
     | Recovered
     | Unkept
     | Disturbed
+    | AlsoFailed
     | Ended
 )
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.observe.events import Evaluated, Event, Progress
 
 
@@ -15,6 +16,7 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
+@named
 @final
 class TensorBoard:
     """Writes training loss, speed, staleness and what evaluations measure for TensorBoard, over minibatches done.

@@ -8,6 +8,7 @@ import numpy as np
 
 from squall.blocks import Block
 from squall.observe.ledger import Ledger, Outcome
+from squall.observe.tally import blocks_redone
 from squall.observe.units import human_seconds, one_line
 
 State: TypeAlias = Literal["done", "stopped", "failed", "cut off", "going on"]
@@ -56,12 +57,13 @@ class Story:
         state: "cut off" is one whose launcher ended without a word.
         why: a word or two, as the run itself says.
         cause: the one that it failed for; None if it did not.
+        also: what failed after that, or because of it.
         after_s: when its last sign came [seconds of its clock].
         minibatches, total: done on every slice; at which the run ends, if that is known.
         last: the block that was applied last, as words; "" without any.
         durable: what a resumed run goes on from; None: nothing.
         lost: minibatches done that are in no checkpoint, and are done again by a resumed run.
-        redone, repeated: blocks that had to be handed out more than once; pushes that came again, and changed nothing.
+        redone, repeated: see `squall.observe.tally.blocks_redone`; pushes that came again, and changed nothing.
         rolled_back: minibatches that earlier lives of the run had done, and that were lost with them.
         refused: blocks that are left out for good, and why.
         deaths: in order.
@@ -80,6 +82,7 @@ class Story:
     redone: int
     repeated: int
     rolled_back: int
+    also: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     deaths: tuple[Death, ...] = ()
     resumed: int = 0
@@ -124,9 +127,10 @@ def tell(left: Left) -> Story:
         last=_last_block(left.ledger),
         durable=left.durable,
         lost=max(0, done - kept),
-        redone=_num_blocks(left.ledger, left.ledger["attempt"] > 1, Outcome.APPLIED),
+        redone=blocks_redone(left.ledger),
         repeated=int((left.ledger["outcome"] == str(Outcome.REPEATED)).sum()),
         rolled_back=_rolled_back(left.ledger),
+        also=tuple(one_line(str(record["error"])) for record in life if record["event"] == "AlsoFailed"),
         refused=tuple(_refused(life)),
         deaths=tuple(_deaths(life)),
         resumed=left.resumed,
@@ -183,10 +187,6 @@ def _last_block(ledger: Ledger) -> str:
     first = int(row["first"])
     block = Block(int(row["stage"]), int(row["epoch"]), first, first + int(row["minibatches"]))
     return f"{block}, by replica {int(row['replica'])}, at {human_seconds(float(row['time_s']))}"
-
-
-def _num_blocks(ledger: Ledger, where: Any, outcome: Outcome) -> int:
-    return len(np.unique(ledger["block"][where & (ledger["outcome"] == str(outcome))]))
 
 
 def _rolled_back(ledger: Ledger) -> int:

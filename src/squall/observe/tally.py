@@ -33,7 +33,7 @@ class LedgerSummary:
     Attributes:
         rows: rows of the ledger.
         applied: blocks that were applied somewhere.
-        redone: applied blocks that had to be handed out more than once.
+        redone: see `blocks_redone`.
         repeated: blocks of which a push came again and changed nothing.
         refused: blocks that some slice will never apply.
         not_finite: blocks of which a push was turned away because it was not finite.
@@ -71,7 +71,7 @@ def summarise(ledger: Ledger) -> LedgerSummary:
     return LedgerSummary(
         rows=len(ledger),
         applied=_num_blocks(applied),
-        redone=_num_blocks(applied[applied["attempt"] > 1]),
+        redone=blocks_redone(ledger),
         repeated=_num_blocks(_with_outcome(ledger, Outcome.REPEATED)),
         refused=_num_blocks(_with_outcome(ledger, Outcome.REFUSED)),
         not_finite=_num_blocks(_with_outcome(ledger, Outcome.NOT_FINITE)),
@@ -81,6 +81,44 @@ def summarise(ledger: Ledger) -> LedgerSummary:
         samples_per_second=samples_per_second(ledger),
         replicas=_tallies(_with_outcome(_first_slice(ledger), Outcome.APPLIED)),
     )
+
+
+def blocks_redone(ledger: Ledger) -> int:
+    """Blocks that were handed out, computed and pushed more than once, whether or not that turned out to be needed."""
+    pushed = np.isin(ledger["outcome"], [str(Outcome.APPLIED), str(Outcome.REPEATED)])
+    return _num_blocks(ledger[pushed & (ledger["attempt"] > 1)])
+
+
+def times_one_replica(ledger: Ledger, *, warm_start: int, replicas: int) -> float | None:
+    """Speed of all replicas over that of one, which works alone in the warm start.
+
+    The first minibatches of a process are slow, so the first half of the warm start is left out. None where the measure
+    would not be sound: without two replicas; with fewer than `FEWEST_BLOCKS` blocks before or after the warm start's end;
+    where the mean time between two of them is not known to a tenth; or where it comes to more than there are replicas.
+
+    Args:
+        warm_start: its blocks, on each slice.
+    """
+    applied = _with_outcome(_first_slice(ledger), Outcome.APPLIED)
+    applied = applied[np.argsort(applied["time_s"], kind="stable")]
+    alone, together = applied[warm_start // 2 : warm_start], applied[warm_start:]
+    if replicas < 2 or not (_is_steady(alone) and _is_steady(together)):
+        return None
+    times = samples_per_second(together) / samples_per_second(alone)
+    return times if times <= replicas else None
+
+
+FEWEST_BLOCKS = 16
+LARGEST_ERROR = 0.1
+
+
+def _is_steady(applied: Ledger) -> bool:
+    """Whether the time between two blocks has a mean worth speaking of: its standard error is a tenth of it at most."""
+    if len(applied) < FEWEST_BLOCKS:
+        return False
+    between = np.diff(applied["time_s"])
+    mean = float(between.mean())
+    return mean > 0 and float(between.std()) <= LARGEST_ERROR * mean * len(between) ** 0.5
 
 
 def samples_per_second(ledger: Ledger) -> float:

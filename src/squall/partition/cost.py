@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from squall.errors import ConfigError
+from squall.keywords import named
 
 COMPUTE_SHARED, MEMORY_SHARED = 0.08, 1.0
 """How much longer work takes for each other process that works on the host: products and convolutions, and the rest.
@@ -11,6 +12,7 @@ Measured on two cores: 1.05 to 1.1 for convolution, about 2 for what is bound by
 """
 
 
+@named
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Where one partition runs.

@@ -104,7 +104,9 @@ class Plan:
             self._check_names("op", self.results, names.results, graph)
         given = {at: self.parameters[name].holding for name, at in names.parameters.items()}
         given |= {
-            at: self.results[name].holding for name, at in names.results.items() if name in self.results
+            at: self.results[name].holding
+            for name, at in names.results.items()
+            if name in self.results and self.results[name].shape == _shape(graph, at)
         }
         staged = {at: self.staged[name] for name, at in names.ops.items() if name in self.staged}
         return planner.completed(graph, self.partitions, given, staged)

@@ -38,6 +38,7 @@ def mixed(
     tiles: Sequence[str] = (),
     speeds: Sequence[float] | None = None,
     costs: Sequence[float] | None = None,
+    joined: bool = True,
 ) -> Plan:
     """Layers to teams of partitions, and within a team through the layers.
 
@@ -46,6 +47,8 @@ def mixed(
         tiles: as for `vertical`.
         speeds: of each partition, in any unit: shares are in proportion. Equal by default.
         costs: of each node of the graph, in any unit; multiplications by default.
+        joined: keep activations and pooling with the layer before them, since no more crosses behind them than before;
+            apart, the teams can be more equal.
     """
     if not teams or min(teams) < 1:
         raise ConfigError(
@@ -55,8 +58,9 @@ def mixed(
     members = [tuple(range(a, b)) for a, b in pairwise(ends)]
     fast = tuple(speeds or [1.0] * ends[-1])
     rates = [sum(fast[p] for p in team) for team in members]
-    layers = _balanced(_with_followers(graph, layers_of(graph, costs), len(teams)), rates)
-    team_of = {node: members[team] for team, nodes in enumerate(layers) for node in nodes}
+    layers = layers_of(graph, costs)
+    runs = _balanced(_with_followers(graph, layers, len(teams)) if joined else layers, rates)
+    team_of = {node: members[team] for team, nodes in enumerate(runs) for node in nodes}
     return Walk(graph, ends[-1], team_of, tuple(tiles), fast).plan()
 
 

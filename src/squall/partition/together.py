@@ -36,6 +36,7 @@ class Together:
         seed: of the order of messages and of who works next.
         trains: whether there is a backward pass.
         records: whether messages travel node by node, each value with its number, in any order.
+        shares: of parameters and buffers, one for each partition; None: taken from `model`.
 
     Attributes:
         workers: one for each partition.
@@ -51,6 +52,7 @@ class Together:
         seed: int = 0,
         trains: bool = True,
         records: bool = False,
+        shares: Sequence[Mapping[int, Tensor]] | None = None,
     ) -> None:
         plan.check(captured.graph)
         self._captured, self._plan, self._rng = captured, plan, Random(seed)
@@ -62,7 +64,7 @@ class Together:
         self.workers = [
             Worker(
                 p,
-                own_share(captured.graph, plan, p, model),
+                own_share(captured.graph, plan, p, model) if shares is None else shares[p],
                 constants=captured.constants,
                 opaques=captured.opaques,
                 model=model,

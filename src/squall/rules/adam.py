@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from squall.keywords import named
 from squall.rules.rule import LearningRate, Rule
 
 
@@ -38,6 +39,7 @@ class _Moments(Rule):
         return torch.zeros_like(params)
 
 
+@named
 @final
 @dataclass(frozen=True, kw_only=True)
 class Adam(_Moments):
@@ -84,6 +86,7 @@ class Adam(_Moments):
         _plain(self, params, grad, slots, learning_rate, step)
 
 
+@named
 @final
 @dataclass(frozen=True, kw_only=True)
 class AdamW(_Moments):

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.rules.rule import LearningRate, Rule
 
 
+@named
 @final
 @dataclass(frozen=True, kw_only=True)
 class Momentum(Rule):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.model.parameters import ParameterSpace, TensorSpec
 from squall.rules.rule import Rule
 
@@ -17,6 +18,7 @@ CATCH_ALL = "*"
 """The one pattern that may come too late: it says what holds for the rest, if there is any."""
 
 
+@named
 @final
 @dataclass(frozen=True)
 class Rules:

@@ -7,9 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from squall.keywords import named
 from squall.rules.rule import LearningRate, Rule
 
 
+@named
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sgd(Rule):

@@ -1,7 +1,7 @@
 """The process of one shard: sockets and tensors around a `ShardMachine`.
 
 Walk of a push: its message arrives on the worker's socket, the machine decides, the rule reads the gradient
-where the worker left it and writes the new values through, a row goes to the ledger, the answer goes back.
+where the worker left it and writes the new values through, the answer goes back, a row goes to the ledger.
 """
 
 import contextlib
@@ -64,7 +64,8 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record"; "epoch", of the coordinator, 0 if it is not there; "durability", if its
             state is to survive it (see `squall.shard.keeper`), and "is_back", if it is to come back with that; "tcp",
             if workers come that way: a mapping with "token", "addresses" of roles, and "address", its own.
-        load: "layout", "rule", "states" and "books" of this shard, as the run began.
+        load: "layout", "rule", "states" and "books" of this shard, as the run began; instead of "states" those "made" in
+            this process.
         launcher: the connection to it.
         fds: the connection to the coordinator; or, with "tcp", sockets that listen.
     """
@@ -86,7 +87,8 @@ class ShardServer:
         rule: Rule | RulePerTensor = load["rule"]
         self._ledger = LedgerWriter(self._directory / "ledger" / ledger_file(self._shard, self._incarnation))
         # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
-        states, books = [copied(state) for state in load["states"]], tuple(load["books"])
+        states: list[SliceState] = load.get("made") or [copied(state) for state in load["states"]]
+        books: tuple[SliceBook, ...] = tuple(load["books"])
         load.clear()
         self._keeper: Keeper | None = None
         if books and settings.get("durability") is not None:
@@ -108,6 +110,7 @@ class ShardServer:
         self._is_finished = False
         self._has_recorded = False
         self._answers: list[Answer] = []  # that wait until what they say is on disk
+        self._records: list[tuple[Record, float]] = []  # for the ledger, once whoever waits has been answered
         self._is_back: bool = settings.get("is_back", False)
 
     def _keep(
@@ -255,6 +258,16 @@ class ShardServer:
 
     def _handle(self, event: ShardEvent) -> None:
         drive(self._machine, event, self._carry_out)
+        self._write_records()
+
+    def _write_records(self) -> None:
+        """Into the ledger: whoever waited for an answer has had it by now."""
+        for record, time_s in self._records:
+            self._ledger.append(ledger_row(self._shard, self._incarnation, record, time_s))
+        if self._records and not self._has_recorded:
+            self._has_recorded = True
+            self._ledger.flush()  # who watches a run start should see it start
+        self._records.clear()
 
     def _carry_out(self, effect: ShardEffect) -> ShardEvent | None:
         match effect:
@@ -268,12 +281,9 @@ class ShardServer:
                     self._answers.append(effect)
             case Record():
                 time_s = self._now()
-                self._ledger.append(ledger_row(self._shard, self._incarnation, effect, time_s))
+                self._records.append((effect, time_s))
                 if self._keeper is not None:
                     self._keeper.record(effect, time_s)
-                if not self._has_recorded:
-                    self._has_recorded = True
-                    self._ledger.flush()  # who watches a run start should see it start
             case WriteOut():
                 self._lines.write_out(effect)
             case Tell(message=message):
@@ -315,6 +325,7 @@ class ShardServer:
 
     def _store(self, name: str, books: tuple[SliceBook, ...]) -> None:
         """Copy now; write while training goes on."""
+        self._write_records()
         self._ledger.flush()
         if self._recorder is not None:
             self._recorder.flush()

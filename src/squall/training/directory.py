@@ -42,6 +42,11 @@ class RunDirectory:
         return self.path / "plan.svg"
 
     @property
+    def partitions(self) -> Path:
+        """How each replica's model was cut, as `squall.Plan` writes it; only there if it was."""
+        return self.path / "partitions.json"
+
+    @property
     def loss_plot(self) -> Path:
         return self.path / "loss.png"
 

@@ -5,8 +5,10 @@ from math import isfinite
 from typing import Literal, TypeAlias
 
 from squall.errors import ConfigError
+from squall.keywords import named
 
 
+@named
 @dataclass(frozen=True)
 class Interval:
     """Shards write their state down every so often; what is killed loses at most what came after.

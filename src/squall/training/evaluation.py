@@ -1,12 +1,14 @@
 """Measuring a test set with parameters that lie on shards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from squall.data.minibatches import Minibatches
+from squall.errors import SquallError, UserCodeError
 from squall.model.buffers import set_buffers
 from squall.model.install import assemble
 from squall.model.layout import Layout
@@ -33,8 +35,21 @@ class Evaluation:
         return ["test_loss", *(f"test_{name}" for name in self.metrics)]
 
     def of_model(self, model: nn.Module) -> dict[str, float]:
-        """Measure with a model as it is: names as in ``{"test_loss": 0.1, "test_accuracy": 0.97}``."""
+        """Measure with a model as it is: names as in ``{"test_loss": 0.1, "test_accuracy": 0.97}``.
+
+        Raises:
+            UserCodeError: the model, the loss, a metric or the data set raised.
+        """
         batches = (self.test.load(0, position) for position in range(self.test.num_minibatches))
+        try:
+            return self.of_batches(model, batches)
+        except SquallError:
+            raise
+        except Exception as error:
+            raise UserCodeError.of(error, role="evaluator", step="") from error
+
+    def of_batches(self, model: nn.Module, batches: Iterable[tuple[Any, int]]) -> dict[str, float]:
+        """Measure on these pairs of a minibatch and how many examples it holds; what is raised goes through."""
         values = measure(model, self.objective, dict(self.metrics), batches)
         return {f"test_{name}": value for name, value in values.items()}
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from squall.errors import SquallError, UserCodeError
 from squall.model.buffers import BufferSpace
 from squall.replica.exchange import Exchange, Reply, SharedExchange, connect_shards
 from squall.training.best import BestKeeper
@@ -127,12 +126,7 @@ class Evaluator:
         vectors = [self._vectors[number] for number in sorted(self._vectors)]
         sets = [self._space.read(memory) for memory in self._left]
         buffers = self._space.merge([values for values in sets if values is not None])
-        try:
-            values = self._evaluation.of_slices(self._model, vectors, buffers)
-        except SquallError:
-            raise
-        except Exception as error:
-            raise UserCodeError.of(error, role="evaluator", step="") from error
+        values = self._evaluation.of_slices(self._model, vectors, buffers)
         if self._best is not None:
             self._best.offer(values, self._model, minibatches)
         return values

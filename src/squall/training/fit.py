@@ -2,10 +2,12 @@
 
 import json
 import queue
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
@@ -22,10 +24,10 @@ from squall.observe.ledger import LedgerWriter, read_ledger, rows_to_take_back
 from squall.observe.loggers import Logger
 from squall.observe.metrics import MetricsLog, read_history
 from squall.observe.plots import plan_svg, plot_loss
-from squall.observe.tally import samples_per_second, summarise
+from squall.observe.tally import blocks_redone, summarise, times_one_replica
 from squall.shard.tensors import push_file
 from squall.training.best import BestKeeper
-from squall.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
+from squall.training.checkpoint import MANIFEST, Checkpoint, newest_checkpoint, read_checkpoint
 from squall.training.directory import RunDirectory
 from squall.training.evaluation import load_slices
 from squall.training.execution import Cluster, Ending, Execution, RunClock
@@ -72,16 +74,14 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
     began = monotonic()
     if cluster.is_modelled:
         _check_modelled(job, resume)
-    if job.durability != "none" and not cluster.restarts_shards:
-        raise ConfigError(
-            subject="Job(durability=)",
-            expected='"none", where shards live in the calling process and end with it',
-            got=repr(job.durability),
-            remedy="Use cluster=squall.Local(), or checkpoint_every=.",
-        )
+    cluster.expect(job)
     remote = _remote(job, resume)
     checkpoint = _checkpoint_of(job, remote) if resume else None
     prepared = prepare(job, checkpoint)
+    if resume and job.directory is not None and (why := _finished(job.directory, prepared)) is not None:
+        finished = RunDirectory.open(job.directory)
+        publish(Ended(time_s=prepared.time_s, why=f"it was finished before: {why}. {more(job, finished)}"))
+        return Run(finished, job)
     began -= prepared.time_s
     directory = (
         RunDirectory.open(job.directory, is_new=remote is not None)
@@ -95,7 +95,8 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
     best = _best_keeper(prepared, directory)
     copying = Copying(remote, job.keep_checkpoints)
     with MetricsLog(directory.metrics) as log, _told(publish, job.loggers) as told:
-        recorder = _recorder(prepared, log, told, best)
+        redone = blocks_redone(read_ledger(directory.ledger)) if resume else 0
+        recorder = _recorder(prepared, log, told, best, redone)
         execution = Execution(
             prepared=prepared,
             directory=directory,
@@ -118,11 +119,14 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
             with suppress(RunError):
                 copying.close()
             why = "diverged" if "diverged" in str(error) else "failed"
-            _write_result(execution, why=why, error=str(error), speed_of=None)
+            _write_result(execution, why=why, error=str(error))
+            recorder.tick(execution.now(), final=True)
             recorder.happened(Ended(time_s=execution.now(), why=why, error=str(error)))
+            if any(directory.checkpoints.glob(f"*/{MANIFEST}")):
+                error.add_note(f"What is kept can be gone on with: {way_on(job, directory.path)}.")
             raise
+        _write_result(execution, why=ending.why, error=None)
         recorder.tick(execution.now(), final=True)
-        _write_result(execution, why=ending.why, error=None, speed_of=prepared)
         recorder.happened(Ended(time_s=execution.now(), why=ending.why))
     if model is not None:
         plot_loss(read_history(directory.metrics), directory.loss_plot, _title(prepared))
@@ -177,6 +181,23 @@ def _checkpoint_of(job: Job, remote: RemoteCheckpoints | None) -> Checkpoint:
     return newest_checkpoint(RunDirectory.open(job.directory).checkpoints)
 
 
+def _finished(path: Path, prepared: Prepared) -> str | None:
+    """Why a run that is to be resumed has ended already, with all that is now asked for; None if it goes on."""
+    directory = RunDirectory.open(path)
+    if not (directory.result.exists() and directory.model.exists()):
+        return None
+    why = str(directory.read_json(directory.result).get("why"))
+    is_over = next(prepared.plan.blocks(prepared.settled), None) is None
+    return why if why in FINISHED and is_over else None
+
+
+def more(job: Job, directory: RunDirectory) -> str:
+    """How to train on a run that is finished."""
+    bounds = {"epochs": job.num_epochs, "steps": job.num_steps}
+    changed = {name: 2 * bound for name, bound in bounds.items() if bound is not None}
+    return f"More trains on: {way_on(job, directory.path, **changed)}."
+
+
 def roll_back(directory: RunDirectory, prepared: Prepared) -> None:
     """Take back, in the ledger, what was applied after the checkpoint that the run goes on from, and is lost."""
     versions = {book.slice: book.version for book in prepared.books}
@@ -209,7 +230,9 @@ def _told(publish: Publish, loggers: Sequence[Logger]) -> Iterator[Publish]:
             logger.close()
 
 
-def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish, best: BestKeeper | None) -> Recorder:
+def _recorder(
+    prepared: Prepared, log: MetricsLog, publish: Publish, best: BestKeeper | None, redone: int
+) -> Recorder:
     job = prepared.job
     per_epoch = prepared.plan.minibatches_per_epoch
     return Recorder(
@@ -221,6 +244,7 @@ def _recorder(prepared: Prepared, log: MetricsLog, publish: Publish, best: BestK
         patience=None if job.patience is None or best is None else Patience(best, job.patience),
         roles=tuple(f"replica{replica}.0" for replica in range(job.replicas)),
         now=prepared.time_s,
+        redone=redone,
     )
 
 
@@ -256,6 +280,9 @@ def _describe(directory: RunDirectory, prepared: Prepared, *, began_at: float, c
     directory.write_json(directory.job, told)
     rows = [(spec.shard, spec.num_bytes) for spec in layout.slices]
     write_atomic(directory.plan, plan_svg(rows, replicas=job.replicas, model=told["model"]))
+    directory.partitions.unlink(missing_ok=True)  # a resumed run may be cut in another way
+    if prepared.cut is not None:
+        directory.write_json(directory.partitions, prepared.cut.named().to_json())
     if job.record:
         _begin_record(directory, prepared)
 
@@ -305,7 +332,7 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     prepared, directory = execution.prepared, execution.directory
     folder = directory.checkpoints / ending.checkpoint
     execution.seal()
-    model = prepared.replicate()
+    model = prepared.whole()
     vectors = [state.params for state in read_checkpoint(folder).states]
     load_slices(model, prepared.layout, vectors, ending.buffers)
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
@@ -321,10 +348,25 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     return model.eval()
 
 
-def _write_result(execution: Execution, *, why: str, error: str | None, speed_of: Prepared | None) -> None:
-    recorder, directory = execution.recorder, execution.directory
+def way_on(job: Job, path: Path, **changed: Any) -> str:
+    """What to type, or to write, to go on with a run.
+
+    >>> way_on(Job(nn.Linear(1, 1), train=None), Path("runs/a"), epochs=4)
+    "squall.fit(..., epochs=4, out='runs/a', resume=True)"
+    """
+    if job.recipe is not None:
+        words = [f"--set {name}={value}" for name, value in changed.items()]
+        return " ".join(["squall resume", shlex.quote(str(path)), *words])
+    words = [f"{name}={value!r}, " for name, value in changed.items()]
+    return f"squall.fit(..., {''.join(words)}out={str(path)!r}, resume=True)"
+
+
+def _write_result(execution: Execution, *, why: str, error: str | None) -> None:
+    recorder, directory, prepared = execution.recorder, execution.directory, execution.prepared
     ledger = read_ledger(directory.ledger)
     summary = summarise(ledger)
+    recorder.counted_redone(summary.redone)
+    times = times_one_replica(ledger, warm_start=prepared.plan.warm_start, replicas=prepared.job.replicas)
     progress = recorder.progress(execution.now())
     job = execution.prepared.job
     result: dict[str, Any] = {
@@ -337,7 +379,7 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         "clock": "virtual" if execution.clock.is_virtual else "real",
         "minibatches": recorder.meter.minibatches,
         "samples_per_second": summary.samples_per_second,
-        "times_one_replica": None if speed_of is None else _times_one_replica(ledger, speed_of),
+        "times_one_replica": None if error is not None or prepared.starts else times,
         "staleness_mean": summary.staleness_mean,
         "staleness_variance": summary.staleness_variance,
         "pushes_applied": summary.applied,
@@ -358,23 +400,6 @@ def _write_result(execution: Execution, *, why: str, error: str | None, speed_of
         for name, value in result.items()
     }
     directory.write_json(directory.result, json.loads(json.dumps(plain)))
-
-
-def _times_one_replica(ledger: Any, prepared: Prepared) -> float | None:
-    """Speed after the warm start over speed in it, where one replica works alone; None without a warm start.
-
-    The first minibatches of a process are slow; those of the first half of the warm start are left out.
-    """
-    blocks = prepared.plan.warm_start
-    if blocks < 8 or prepared.job.replicas < 2 or prepared.starts:
-        return None
-    applied = ledger[ledger["outcome"] == "applied"]
-    applied = applied[applied["slice"] == applied["slice"].min(initial=np.iinfo(np.int64).max)]
-    if len(applied) < 2 * blocks:
-        return None
-    alone = samples_per_second(applied[blocks // 2 : blocks])
-    together = samples_per_second(applied[blocks:])
-    return together / alone if alone > 0 else None
 
 
 def _title(prepared: Prepared) -> str:

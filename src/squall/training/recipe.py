@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from squall.errors import ConfigError
+from squall.keywords import meant
 from squall.training.job import Job, Recipe
 
 PACKAGE = "squall.recipes"
@@ -49,8 +50,11 @@ def find(request: str, settings: Sequence[tuple[str, str]] = ()) -> Job:
     return _make(recipe, path)
 
 
-def job_of(told: dict[str, Any]) -> Job:
+def job_of(told: dict[str, Any], settings: Sequence[tuple[str, str]] = ()) -> Job:
     """Make the job of a run again, from what its directory says.
+
+    Args:
+        settings: more of them, after its own.
 
     Raises:
         ConfigError: the recipe's file has changed since.
@@ -58,7 +62,7 @@ def job_of(told: dict[str, Any]) -> Job:
     recipe = Recipe(
         name=told["name"],
         function=told["function"],
-        settings=tuple((key, value) for key, value in told["settings"]),
+        settings=(*((key, value) for key, value in told["settings"]), *settings),
         hash=told["hash"],
     )
     path = _path_of(recipe.name)
@@ -138,7 +142,7 @@ def _path_of(name: str) -> Path:
             subject=f"the recipe {name!r}",
             expected=f"one of {', '.join(available())}, or a Python file",
             got="neither",
-            remedy="`squall recipes` lists those that come with Squall.",
+            remedy=meant(name, available()) or "`squall recipes` lists those that come with Squall.",
         )
     return Path(spec.origin)
 
@@ -183,6 +187,7 @@ def _changed(value: Any, names: list[str], text: str, key: str) -> Any:
             subject=f"--set {key}={text}",
             expected=f"one of {', '.join(sorted(known)) or 'no further names'}",
             got=repr(name),
+            remedy=meant(name, known),
         )
     old = getattr(value, name)
     new = _changed(old, rest, text, key) if rest else _parsed(text, old, key)

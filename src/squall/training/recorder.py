@@ -12,6 +12,7 @@ from squall.observe.events import (
     Link,
     Progress,
     Recovered,
+    Redone,
     Refused,
     RoleStatus,
     Unkept,
@@ -64,6 +65,7 @@ class Recorder:
         patience: ends the run when evaluations stop getting better; None: they do not matter.
         roles: everyone who belongs to the run.
         now: when the run, or this part of it, began [seconds].
+        redone: blocks that earlier parts of the run had to do again.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Recorder:
         patience: Patience | None,
         roles: tuple[str, ...],
         now: float,
+        redone: int = 0,
     ) -> None:
+        self._redone_before, self._redone = redone, set[Block]()
         self.meter = ProgressMeter(now=now, minibatches=minibatches)
         self.epoch = 0
         self.refused: list[Refused] = []
@@ -124,6 +128,8 @@ class Recorder:
                 self._states[role] = "waiting"
             case Left(role=role, why=why):
                 self._states[role] = "left" if why in ("steps", "epochs", "time") else "lost"
+            case Redone(block=block):
+                self._redone.add(block)
             case Refused():
                 self.refused.append(event)
             case Recovered(role=role):
@@ -137,6 +143,10 @@ class Recorder:
                     self._patience.saw(event)
         self._log.append(event)
         self._publish(event)
+
+    def counted_redone(self, blocks: int) -> None:
+        """The ledger is complete, and says how many blocks were done again in all."""
+        self._redone_before, self._redone = blocks, set()
 
     def reason_to_stop(self) -> str | None:
         """Why the run should end by what was measured; None if it should not."""
@@ -179,7 +189,7 @@ class Recorder:
             RoleStatus(name=name, state=state, minibatches=self._minibatches_of.get(name, 0))  # type: ignore[arg-type]
             for name, state in self._states.items()
         )
-        return self.meter.progress(
+        progress = self.meter.progress(
             now,
             stage=0,
             epoch=self.epoch,
@@ -188,6 +198,7 @@ class Recorder:
             roles=roles,
             waits=waits,
         )
+        return replace(progress, blocks_redone=self._redone_before + len(self._redone))
 
     def serving(self, role: str) -> None:
         """A role that trains nothing is there."""

@@ -3,7 +3,7 @@
 import copy
 import json
 import operator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from squall.errors import ConfigError, CorruptError
+from squall.keywords import named
 from squall.model.device import CPU
 from squall.model.objective import call
 from squall.model.precision import computing_in
 from squall.observe.ledger import read_ledger
 from squall.observe.metrics import read_history
+from squall.partition.inference import Inference
+from squall.partition.model_plan import Plan
 from squall.training.directory import RunDirectory
 from squall.training.job import Job
 from squall.training.prepare import build
@@ -100,6 +103,15 @@ class Run:
         model.load_state_dict(state)
         return model.eval()
 
+    @cached_property
+    def _inference(self) -> Inference | None:
+        """The partitions of a model that was cut."""
+        if not self._directory.partitions.exists():
+            return None
+        state = self.model.state_dict()
+        plan = Plan.load(self._directory.partitions)
+        return Inference(self.model, plan, lambda name: state[name].clone())
+
     def best(self) -> nn.Module:
         """The model that an evaluation found best (a job with `keep_best`), in eval mode.
 
@@ -114,6 +126,7 @@ class Run:
     def predict(self, x: Any, batch_size: int = PREDICT_BATCH) -> Any:
         """The model's outputs for `x`, computed in batches of `batch_size`, under the job's `precision`.
 
+        Those of a model that was cut are computed by its partitions.
         Under "bfloat16" outputs in that dtype come back as float32, which has all their values.
 
         Args:
@@ -122,12 +135,13 @@ class Run:
         """
         from squall.data.tree import leaves, map_leaves
 
+        compute = partial(call, self.model) if self._inference is None else self._inference
         tensors = map_leaves(torch.as_tensor, x)
         count = len(leaves(tensors)[0][1])
         parts = (slice(start, start + batch_size) for start in range(0, max(count, 1), batch_size))
         precision = self._directory.read_json(self._directory.job).get("precision")
         with computing_in(precision, CPU):
-            outputs = [call(self.model, map_leaves(operator.itemgetter(part), tensors)) for part in parts]
+            outputs = [compute(map_leaves(operator.itemgetter(part), tensors)) for part in parts]
         if precision is not None:
             outputs = [map_leaves(_in_float32, output) for output in outputs]
         if isinstance(outputs[0], Tensor):
@@ -159,6 +173,7 @@ def _joined(outputs: list[Any]) -> Any:
     return outputs
 
 
+@named
 def load(path: str | Path, model: nn.Module | None = None) -> Run:
     """Open a run that has ended.
 

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, field
 
 from squall.errors import ConfigError
+from squall.keywords import named
 from squall.rules.adagrad import Adagrad
 from squall.rules.patterns import Rules
 from squall.rules.rule import Rule
 from squall.rules.sgd import Sgd
 
 
+@named
 @dataclass(frozen=True, kw_only=True)
 class Downpour:
     """Asynchronous stochastic gradient descent over sharded parameter servers.

@@ -44,10 +44,10 @@ class Ready(Noun, frozen=True, kw_only=True, tag=101):
 
 
 class Failed(Noun, frozen=True, kw_only=True, tag=102):
-    """Role -> launcher: I cannot go on, because of the user's code (`line` is theirs) or a request that is wrong.
+    """Role -> launcher: I cannot go on, because of the user's code (`line` is theirs), a request that is wrong, or else.
 
     Attributes:
-        kind: "user" or "config".
+        kind: "user", "config", "other", or "raised": an exception that is none of ours; the run may go on without me.
     """
 
     kind: str
