@@ -34,6 +34,7 @@ _PUBLIC = {
     "Restarts": "squall.cluster.restarts",
     "TensorBoard": "squall.observe.loggers",
     "Source": "squall.data.source",
+    "deferred": "squall.model.deferred",
     "opaque": "squall.model.opaque",
     "plan": "squall.partition.planning",
     "Plan": "squall.partition.model_plan",
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from squall.errors import SquallError as SquallError
     from squall.errors import UserCodeError as UserCodeError
     from squall.loop.optimizer import DownpourOptimizer as DownpourOptimizer
+    from squall.model.deferred import deferred as deferred
     from squall.model.opaque import opaque as opaque
     from squall.observe.events import AlsoFailed as AlsoFailed
     from squall.observe.events import Checkpointed as Checkpointed

@@ -27,7 +27,8 @@ from squall.cluster import zygote as zygotes
 from squall.cluster.payload import pack
 from squall.cluster.zygote import Exit, Role, Zygote
 from squall.errors import RunError
-from squall.wire.channel import Channel, wait
+from squall.wire.channel import Channel
+from squall.wire.waiting import wait
 
 pytestmark = pytest.mark.processes
 

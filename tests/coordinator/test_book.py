@@ -97,6 +97,7 @@ def test_nothing_fresh_is_begun_once_the_only_replica_rests_and_must(must_rest: 
     one.close(block(0))
     one.close(block(1))
     assert one.is_still()
+    assert one.has_work()
     assert one.has_work(must_rest=must_rest) is not must_rest
     assert one.choose(must_rest=must_rest) == (None if must_rest else block(2))
 
@@ -176,3 +177,28 @@ def test_a_block_that_is_refused_after_a_recovery_does_not_keep_the_gate_shut(is
     assert one.choose() is None, "nobody knows since when it has been out"
     one.refuse(block(0), is_new=is_new)
     assert one.choose() == block(1)
+
+
+def test_rest_is_counted_in_minibatches_where_fetches_fall_within_blocks() -> None:
+    one = book(rhythm=Rhythm(n_fetch=2, n_push=3))
+    handed(one, 1)
+    assert one.choose(must_rest=True) == block(1)
+    assert one.choose(must_rest=True) is None
+
+
+@pytest.mark.parametrize("is_applied", [False, True])
+def test_a_refused_block_is_no_update_that_makes_another_stale(is_applied: bool) -> None:
+    one = book(max_staleness=1)
+    handed(one, 2)
+    assert not one.has_work()
+    if is_applied:
+        one.close(block(0))
+    else:
+        one.refuse(block(0), is_new=True)
+    assert one.has_work() is not is_applied
+
+
+def test_a_short_block_counts_in_full_where_fetches_ride_on_pushes() -> None:
+    one = book(rhythm=Rhythm(n_fetch=2, n_push=2))
+    handed(one, 1)
+    assert one.choose(must_rest=True) is None

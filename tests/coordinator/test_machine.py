@@ -28,11 +28,13 @@ from squall.coordinator.events import (
 )
 from squall.coordinator.machine import CoordinatorMachine, Phase
 from squall.coordinator.members import Patience
+from squall.coordinator.recovery import Inheritance
 from squall.coordinator.work import Rhythm, WorkPlan
 from squall.observe import events
 from squall.slices import Cover
 from squall.wire.messages import (
     Ask,
+    Books,
     Diverged,
     Finished,
     Goodbye,
@@ -41,6 +43,7 @@ from squall.wire.messages import (
     Recall,
     Refuse,
     Refused,
+    Resume,
     Returned,
 )
 
@@ -707,3 +710,21 @@ def test_a_stop_that_waits_too_long_for_rest_ends_the_run_at_once_if_nobody_is_l
     run.lose(0)
     assert run.tick(4.5) == ()
     assert run.tick(0.5) == (Ended(why="asked"),)
+
+
+def test_one_that_follows_goes_on_as_soon_as_all_have_said_what_they_hold() -> None:
+    run = Run(replicas=1, shards=1)
+    run.machine = CoordinatorMachine(
+        plan=run.machine.plan,
+        num_replicas=1,
+        num_shards=1,
+        settled=BlockSet(),
+        inheritance=Inheritance(epoch=1, expected=(0,)),
+    )
+    run.join(0)
+    nothing = Books(epoch=1, incarnation=0, anywhere=(), everywhere=(), refused=())
+    run.handle(FromShard(now=0.0, shard=0, message=nothing))
+    assert run.machine.phase is Phase.RECOVERING
+    run.says(0, Resume(leases=((block(0), 1),), done=()))
+    assert run.machine.phase is Phase.RUNNING
+    assert run.held(0) == 0

@@ -107,3 +107,14 @@ def test_so_many_in_a_row_make_no_sense_and_a_new_good_block_ends_the_row(
     refusals.answered(0, refused())
     refusals.end(ONE)
     assert refusals.is_diverging is diverges
+
+
+def test_a_row_begins_with_none() -> None:
+    refusals = Refusals(num_shards=1)
+    for first in range(TERMINAL_IN_A_ROW):
+        assert not refusals.is_diverging
+        block = Block(0, 0, first, first + 1)
+        refusals.settle(block)
+        refusals.answered(0, refused(block))
+        refusals.end(block)
+    assert refusals.is_diverging

@@ -122,13 +122,23 @@ def test_the_book_has_what_is_done_what_is_held_and_what_comes_back() -> None:
 
 
 def test_each_shard_that_came_back_unheard_is_told_of_once() -> None:
-    inheritance = Inheritance(epoch=1, told=BlockSet.union(blocks(0, 1)), lives={0: 1, 1: 0})
-    recovery = heard(inheritance, books(blocks(0), life=1), books(blocks(0), life=1))
+    inheritance = Inheritance(epoch=1, told=BlockSet.union(blocks(0, 1)), lives={0: 1})
+    without_slices = Books(epoch=1, incarnation=1, anywhere=(), everywhere=None, refused=())
+    recovery = heard(inheritance, books(blocks(0, 1), life=1), books(blocks(0), life=1), without_slices)
     lives = ShardLives()
 
     told = list(shards_found(recovery, lives, now=7.0))
 
-    assert told == [Report(event=Recovered(time_s=7.0, role="shard1", incarnation=1, lost=1))]
-    assert not lives.vouch(block(1), [(1, 0)])
+    assert told == [
+        Report(event=Recovered(time_s=7.0, role=f"shard{shard}", incarnation=1, lost=lost))
+        for shard, lost in ((1, 1), (2, 0))
+    ]
+    assert [lives.vouch(block(1), [(shard, 0)]) for shard in (0, 1)] == [True, False]
     assert lives.vouch(block(0), [(1, 0)])
     assert not lives.returned(0, 1, BlockSet()), "it is known"
+
+
+def test_replicas_that_stay_silent_are_waited_for_no_longer_than_patience_lasts() -> None:
+    recovery = Recovery(Inheritance(epoch=1, expected=(0,)), num_shards=1, patience_s=5.0)
+    recovery.heard(0, books(()))
+    assert [recovery.is_over(now) for now in (2.0, 7.0, 7.5)] == [False, False, True]

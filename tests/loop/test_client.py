@@ -167,19 +167,19 @@ def test_an_interrupt_while_it_waits_loses_nothing(servers: Servers, monkeypatch
     """As Ctrl-C in a notebook, after which the user goes on."""
     model = zeros()
     loop = join(servers, model)
-    select = client_module.select.select
+    wait = client_module.wait
 
     def interrupted(*args: Any) -> Any:
-        monkeypatch.setattr(client_module.select, "select", select)
+        monkeypatch.setattr(client_module, "wait", wait)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client_module.select, "select", interrupted)
+    monkeypatch.setattr(client_module, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         push(model, loop)
     push(model, loop, 2)
     assert is_all(model, 3.0)
 
-    monkeypatch.setattr(client_module.select, "select", interrupted)
+    monkeypatch.setattr(client_module, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loop.fetch()
     push(model, loop)

@@ -172,6 +172,42 @@ def test_a_grad_scaler_unscales_before_and_skips_what_overflows(local: Local) ->
         assert distance(model, other) < 1e-6
 
 
+def test_channels_last_expanded_and_clipped_gradients_are_as_in_torch(local: Local) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(1)
+        layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2)).double()
+        return layers.to(memory_format=torch.channels_last)
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        generator = torch.Generator().manual_seed(0)
+        for number in range(4):
+            optimizer.zero_grad(set_to_none=bool(number % 2))
+            model[2].bias.grad = None  # type: ignore[index,union-attr]
+            x = torch.randn(4, 3, 8, 8, generator=generator).double()
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            bias: Any = model[2].bias  # type: ignore[index]
+            bias.grad = torch.full((), 0.01, dtype=torch.float64).expand(2)
+            scaler.step(optimizer)
+            scaler.update()
+
+    model, other = make(), make()
+    run(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    with serving(local, make()) as servers, join(servers, model) as optimizer:
+        run(model, optimizer)
+    assert distance(model, other) == 0.0
+
+
+def test_a_scheduler_beside_the_servers_own_schedule_is_refused_by_name(local: Local) -> None:
+    rule = squall.Sgd(learning_rate=squall.schedules.linear(0.1, 0.0, 10))
+    with serving(local, network(), rule=rule) as servers, join(servers, network()) as optimizer:
+        torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+        with pytest.raises(squall.ConfigError, match=r"'lr'.*a scheduler, while the servers' rate"):
+            optimizer.step()
+
+
 def test_a_late_joiner_takes_the_servers_parameters_and_never_writes_its_own(local: Local) -> None:
     """B22."""
     with serving(local, network()) as servers:

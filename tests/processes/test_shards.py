@@ -3,9 +3,12 @@
 Kills are of single processes by their id, out of the run's own `processes.json`.
 """
 
+import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from torch import nn
 
 import squall
 from squall.cluster.local import Local
-from squall.observe.events import Event, Left, Progress, Recovered, Unkept
+from squall.observe.events import Disturbed, Event, Left, Progress, Recovered, Unkept
 from squall.observe.ledger import read_ledger
 from tests.processes.helpers import is_alive, kill, processes, wait_until
 
@@ -40,9 +43,16 @@ def total(model: nn.Module, batch: Any) -> torch.Tensor:
 def integer_job(cluster: Any, *, blocks: int, **settings: Any) -> squall.Job:
     """Every push takes one from every element; so values count pushes, exactly."""
     data = (torch.zeros(blocks, 1), torch.zeros(blocks, 1))
-    usual = {"replicas": 2, "shards": 2, "batch_size": 1, "progress": False, "durability": "ack"}
+    usual = {
+        "replicas": 2,
+        "shards": 2,
+        "batch_size": 1,
+        "progress": False,
+        "durability": "ack",
+        "step": total,
+    }
     strategy = squall.Downpour(rule=squall.Sgd(learning_rate=1.0))
-    return squall.Job(Ones(), data, step=total, strategy=strategy, cluster=cluster, **(usual | settings))
+    return squall.Job(Ones(), data, strategy=strategy, cluster=cluster, **(usual | settings))
 
 
 def assert_exact(run: squall.Run, blocks: int | None = None) -> None:
@@ -181,21 +191,54 @@ def test_where_the_disk_takes_no_more_training_goes_on_and_says_so(tmp_path: Pat
     assert_exact(run, blocks)
 
 
+def troubles(blocks: int, transport: str) -> str:
+    """Twenty-four kills of shards, some thirty of replicas; over TCP lost messages and cuts besides."""
+    faults = [f"kill:shard{number % 2}@step={number * blocks // 26}" for number in range(1, 25)]
+    faults.append(f"kill:replica@p={30 / blocks}")
+    if transport == "tcp":
+        kinds = {"push": 200, "push.reply": 200, "fetch": 5, "fetch.reply": 5, "ask": 20, "ask.reply": 20}
+        faults += [f"drop:{kind}={count / blocks}" for kind, count in kinds.items()]
+        ends = ("replica0|shard0", "replica1|shard", "replica|coordinator", "shard1|coordinator")
+        faults += [
+            f"cut:{ends[number % 4]},{150 * (1 + number % 3)}ms@t={5 * number}" for number in range(1, 40)
+        ]
+    return "; ".join(faults)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_a_hundred_thousand_pushes_under_kills_are_exact(tmp_path: Path) -> None:
-    blocks, path = 100_000, tmp_path / "run"
-    handle = squall.start(integer_job(Local(), blocks=blocks, out=path, replicas=3))
-    events, kills, outages = handle.events(), 0, []
-    for event in events:
-        if kills == 25 or not has_done((kills + 1) * blocks // 30)(event):
-            continue
-        kills += 1
-        began = time.monotonic()
-        kill_shard(path, f"shard{kills % 2}")
-        outages.append(seconds_until(events, began, is_back))
-    run = handle.result(600)
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_a_hundred_thousand_pushes_are_exact_whatever_happens(tmp_path: Path, transport: str) -> None:
+    """Over TCP requests and replies are lost, what was answered is sent again, and lines are cut; both under kills."""
+    blocks = int(os.environ.get("SQUALL_PUSHES", "100000"))
+    cluster = Local(transport=transport, restarts=squall.Restarts(most=1000, first_s=0.05, factor=1.0))
+    job = integer_job(cluster, blocks=blocks, out=tmp_path / "run", replicas=3, threads=1)
+    seen = [
+        event
+        for event in squall.start(replace(job, chaos=troubles(blocks, transport))).events()
+        if isinstance(event, Disturbed | Recovered)
+    ]
+    run = squall.load(tmp_path / "run", Ones())
 
-    assert kills == 25
-    assert np.median(outages) < 2
+    strikes = Counter(event.role.rstrip("0123456789") for event in seen if isinstance(event, Disturbed))
+    away = [
+        min(
+            e.time_s
+            for e in seen
+            if isinstance(e, Recovered) and e.role == kill.role and e.time_s > kill.time_s
+        )
+        - kill.time_s
+        for kill in seen
+        if isinstance(kill, Disturbed) and kill.role.startswith("shard")
+    ]
+    print(
+        f"{transport}: {dict(strikes)}, shards away {np.median(away):.2f} s (median), {max(away):.2f} s at most"
+    )
+    print({name: value for name, value in run.metrics.items() if value})
+    assert run.metrics["why"] == "epochs"
     assert_exact(run, blocks)
+    assert strikes["shard"] == 24
+    assert strikes["replica"] >= 10
+    assert run.metrics["minibatches_rolled_back"] == 0
+    assert transport == "shared" or run.metrics["blocks_repeated"] >= 20
+    assert np.median(away) < 2

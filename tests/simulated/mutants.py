@@ -227,7 +227,9 @@ class _Planter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_loader(name, self) if name in self._codes else None
 
     def exec_module(self, module: ModuleType) -> None:
-        exec(self._codes[module.__name__], module.__dict__)
+        code = self._codes[module.__name__]
+        module.__file__ = code.co_filename
+        exec(code, module.__dict__)
 
 
 _OURS = ("squall.", "tests.simulated.", "tests.coordinator.", "tests.replica.")

@@ -8,6 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from squall.blocks import Block, BlockSet
+from squall.coordinator.members import Patience
+from squall.coordinator.recovery import Inheritance
 from squall.errors import RemoteProtocolError
 from squall.replica.downpour import Computed, DownpourLoop
 from squall.shard.books import SliceBook
@@ -166,7 +168,12 @@ def door() -> None:
 
 
 def defaults() -> None:
-    """What a loop is if it is told no more, and the memory that it needs."""
+    """What a loop and a coordinator are if they are told no more, and the memory that a loop needs."""
+    patience = Patience(
+        start_s=60.0, leave_s=5.0, first_s=60.0, least_s=5.0, factor=10.0, hold_s=2.0, recover_s=5.0
+    )
+    assert Patience() == patience
+    assert Inheritance(epoch=1).refused_in_a_row == 0
     loop = DownpourLoop(n_fetch=1, n_push=1, has_local_steps=False)
     assert (loop.ahead, loop.overlaps, loop.fetches_at_start, loop.num_gradients) == (1, False, False, 1)
     assert replace(loop, overlaps=True).num_gradients == 2

@@ -14,7 +14,8 @@ import pytest
 
 from squall.errors import LocalProtocolError, RemoteProtocolError
 from squall.wire import channel
-from squall.wire.channel import MAX_FDS, Channel, wait
+from squall.wire.channel import MAX_FDS, Channel
+from squall.wire.waiting import wait
 
 
 def num_fds() -> int:

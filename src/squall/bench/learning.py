@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 import squall
 from squall.data import Source
 from squall.errors import ConfigError
+from squall.model.deferred import ModelInParts
 from squall.recipes import digits
 from squall.training.recipe import find
 
@@ -87,6 +88,7 @@ def _fashion(files: list[str]) -> Lesson:
 def _of_recipe(name: str, *, target: float) -> Lesson:
     """What a recipe that comes with Squall trains; its loss must be cross-entropy."""
     job = find(name)
+    assert not isinstance(job.model, ModelInParts)
     batch_size = job.batch_size
     train, test = (squall.data.as_source(data, batch_size).source for data in (job.train, job.test))
     return Lesson(

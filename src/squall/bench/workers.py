@@ -7,16 +7,16 @@ import contextlib
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from squall.closes import Closes
 from squall.cluster.zygote import Role, Zygote
 from squall.errors import RunError
+from squall.wire.waiting import wait
 
 PATIENCE_S = 600.0
 PRELOADED = ("squall.bench.workers", "squall.bench.loops")
@@ -25,7 +25,7 @@ Function = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes and returns what JSON can hold; found by its module and name, in another process."""
 
 
-class Workers:
+class Workers(Closes):
     """Starts processes that run one function each; used as a ``with`` block."""
 
     def __init__(self) -> None:
@@ -63,14 +63,6 @@ class Workers:
     def close(self) -> None:
         self._zygote.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class Team:
     """Processes that have been started together.
@@ -101,7 +93,7 @@ class Team:
 
     def _result(self, end: socket.socket, role: Role, until: float) -> dict[str, Any]:
         told = b""
-        while select.select([end], [], [], max(0.0, until - time.monotonic()))[0]:
+        while wait([end], max(0.0, until - time.monotonic())):
             data = end.recv(1 << 16)
             if not data:
                 if not told:
@@ -115,7 +107,7 @@ class Team:
         """Until they have all ended: what is measured next should have the machine for itself."""
         pids = {role.pid for role in self.roles}
         while pids & {role.pid for role in self._zygote.roles()}:
-            select.select([self._zygote.fileno()], [], [], 1.0)
+            wait([self._zygote], 1.0)
             self._zygote.exits()
 
 

@@ -13,7 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Protocol
+
+from squall.closes import Closes
 
 PIECE_BYTES = 1 << 18
 SLOW_PIECE_BYTES = 1 << 12
@@ -111,7 +113,7 @@ class _Way:
         return self.queue[0][0] if self.queue and not self.is_full else None
 
 
-class Relays:
+class Relays(Closes):
     """One relay for each link; a ``with`` block around a run, or `close` at its end.
 
     Args:
@@ -203,12 +205,6 @@ class Relays:
         for one in (*self._doors, *self._ways, self._wake, self._woken):
             one.close()
         self._selector.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     # The thread -----------------------------------------------------------------------------------------
 

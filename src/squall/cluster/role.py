@@ -1,8 +1,10 @@
 """Where every role's process begins: unpack what the launcher sent, serve, and say what went wrong."""
 
 import contextlib
+import ctypes
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,9 +14,11 @@ from squall.cluster.payload import Payload, pack, unpack
 from squall.coordinator import server as coordinator
 from squall.errors import ConfigError, LostError, SquallError, UserCodeError
 from squall.loop import door
+from squall.model.deferred import ModelInParts
 from squall.replica import runner as replica
 from squall.replica.data_worker import Packing
 from squall.shard import server as shard
+from squall.shard.first import first_states
 from squall.training import evaluator
 from squall.training.prepare import build_like
 from squall.wire.connection import Connection
@@ -64,14 +68,32 @@ def _load(settings: dict[str, Any], fd: int) -> dict[str, Any]:
 
 
 def _with_model(load: dict[str, Any]) -> dict[str, Any]:
-    """Make the model here, if what came is a function that makes it."""
+    """Make the model here, if what came is a function that makes it; of a deferred one a worker or shard its own share."""
+    if "recipe_for_states" in load:
+        recipe, layout = load.pop("recipe_for_states"), load["layout"]
+        specs = [layout.slices[book.slice] for book in load["books"]]
+        made = recipe["function"](recipe["seed"])
+        load["made"] = first_states(layout, specs, load["rule"], made.value)
+        _give_back_memory()
     if "recipe_for_model" in load:
-        model = build_like(**load.pop("recipe_for_model"))
+        recipe = load.pop("recipe_for_model")
+        if "task" in load and load["task"].cut is not None and isinstance(recipe["function"], ModelInParts):
+            made = recipe["function"](recipe["seed"])
+            model = made.with_buffers(recipe["fixed"])
+            load["task"] = replace(load["task"], model=model, value=made.value)
+            return load
+        model = build_like(**recipe)
         if "task" in load:
             load["task"] = replace(load["task"], model=model)
         else:
             load["model"] = model
     return load
+
+
+def _give_back_memory() -> None:
+    """Return to the system what the allocator has free of the whole tensors that were here; glibc keeps it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _failed(name: str, error: SquallError) -> Failed:

@@ -16,6 +16,7 @@ from squall.cluster.payload import Payload
 from squall.cluster.zygote import Exit, Zygote
 from squall.wire.channel import Channel
 from squall.wire.connection import Connection
+from squall.wire.waiting import wait
 
 ROLE_MAIN = "squall.cluster.role:main"
 END_S = 5.0
@@ -177,7 +178,7 @@ class Roster:
                 process.kill(signal.SIGKILL)
         until = time.monotonic() + END_S
         while any(not role.is_gone for role in roles) and time.monotonic() < until:
-            select.select([self._claim.fileno()], [], [], END_S)
+            wait([self._claim], END_S)
             for ended in self._claim.exits():
                 for role in roles:
                     role.is_gone |= role.pid == ended.pid

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from squall.closes import Closes
 from squall.cluster.exits import in_words
 from squall.cluster.payload import pack
 from squall.cluster.roster import RoleProcess, Roster
@@ -90,7 +91,7 @@ def serve(
     )
 
 
-class Servers:
+class Servers(Closes):
     """What `serve` has started.
 
     Attributes:
@@ -321,12 +322,6 @@ class Servers:
             self._own_zygote.close()
         if self._temporary is not None:
             self._temporary.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _copied(value: Any) -> Any:

@@ -3,8 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from squall.cluster.tcp import TcpAddresses, TcpPlan
 from squall.coordinator.recovery import Inheritance
 from squall.model.exchange import ExchangePlan
 from squall.shard.events import EVERY_PARTITION
+from squall.shard.records import first_incarnation
 from squall.training.durability import mode_of
 from squall.training.execution import Execution
 from squall.training.prepare import Prepared, not_trained
@@ -192,7 +192,7 @@ class _Starting:
         load = {
             "layout": prepared.layout,
             "rule": prepared.rule,
-            "states": [prepared.states[number] for number in numbers],
+            **self._states_load(shard),
             "books": tuple(prepared.books[number] for number in numbers),
         }
         settings = {
@@ -206,6 +206,12 @@ class _Starting:
         }
         fds = self._line_to_coordinator(f"shard{shard}", AttachShard(shard=shard))
         self._spawn("shard", f"shard{shard}", self._pack(load), settings, fds, incarnation=incarnation)
+
+    def _states_load(self, shard: int) -> dict[str, Any]:
+        """A shard's states; of a deferred model that starts afresh, what it makes its own from."""
+        if self._prepared.states is not None:
+            return {"states": self._prepared.states_of(shard)}
+        return {"recipe_for_states": {"function": self._prepared.job.model, "seed": self._prepared.job.seed}}
 
     def workers_of(self, shard: int) -> None:
         """Connect a shard that has come back with the workers that share memory with it."""
@@ -246,7 +252,7 @@ class _Starting:
         model = _model_load(prepared)
         if prepared.cut is not None:
             edge_bytes(prepared)  # compiles what all workers are sent
-        task = prepared.task(model.pop("model", None))
+        task = replace(prepared.task(model.pop("model", None)), value=None)
         load = {"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model}
         started.payload = pack(load, by_value_modules=_user_modules(prepared))
         replicas = range(prepared.job.replicas)
@@ -375,17 +381,6 @@ class _Starting:
         payload = pack(load, by_value_modules=_user_modules(self._prepared))
         self._made.append(payload)
         return payload
-
-
-def first_incarnation(ledger: Path, shard: int) -> int:
-    """The number of a shard's first start in this start of the run: above all that it ever had.
-
-    >>> first_incarnation(Path("no such directory"), 0)
-    0
-    """
-    prefix = f"shard{shard}-"
-    numbers = (path.stem.removeprefix(prefix) for path in ledger.glob(f"{prefix}*.ledger"))
-    return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
 
 
 def _model_load(prepared: Prepared) -> dict[str, Any]:

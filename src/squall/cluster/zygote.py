@@ -36,8 +36,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self
 
+from squall.closes import Closes
 from squall.errors import RunError
-from squall.wire.channel import Channel, wait
+from squall.wire.channel import Channel
+from squall.wire.waiting import wait
 
 PRELOADED = ("torch", "torch.optim", "numpy")
 # A fork after a matrix product with two threads hangs in the child's first one. Roles set their own number later.
@@ -160,7 +162,7 @@ class Claim:
 
 
 @dataclass(slots=True, eq=False)
-class Zygote:
+class Zygote(Closes):
     """The launcher's side: starts roles, and tells which have ended.
 
     Attributes:
@@ -357,12 +359,6 @@ class Zygote:
         for claim in tuple(self._claims):
             claim.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def _wait_for_exits(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
         with self._lock:
@@ -554,7 +550,7 @@ def _watch(lifeline: int) -> NoReturn:
 
 
 def _has_ended(pidfd: int) -> bool:
-    return bool(select.select([pidfd], [], [], 0)[0])
+    return bool(wait([pidfd], 0))
 
 
 def _packed(message: dict[str, Any], data: bytes = b"") -> bytes:

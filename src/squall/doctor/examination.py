@@ -1,6 +1,5 @@
 """The whole of it: look, measure, start a process as a run would, and judge."""
 
-import select
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from squall.doctor.facts import Facts, look
 from squall.doctor.judge import Finding, Verdict, is_possible, judge
 from squall.doctor.speeds import Speeds, measure
 from squall.errors import RunError
+from squall.wire.waiting import wait
 
 START_S = 60.0
 EXIT_S = 10.0
@@ -90,7 +90,7 @@ def _forked(zygote: Zygote, began: float) -> float | str:
         zygote.wait_ready(START_S)
         zygote.spawn("doctor", "builtins:print")
         seconds = time.monotonic() - began
-        if not select.select([zygote.fileno()], [], [], EXIT_S)[0]:
+        if not wait([zygote], EXIT_S):
             return f"The process that it forked did not end within {EXIT_S:g} s."
         codes = [ended.returncode for ended in zygote.exits()]
         return seconds if codes == [0] else f"The process that it forked ended with {codes}."

@@ -7,7 +7,6 @@ session as the block's epoch, the minibatches of the session so far as its posit
 
 import inspect
 import os
-import select
 import weakref
 from collections.abc import Iterable, Mapping
 
@@ -18,7 +17,7 @@ from squall.blocks import Block, Outcome
 from squall.errors import DivergedError, LostError, SquallError
 from squall.loop.line import TOLD_S, DoorLine, refuse_other_model
 from squall.model.device import CPU
-from squall.model.install import Bound, install
+from squall.model.install import Bound
 from squall.model.layout import Layout
 from squall.model.parameters import ParameterSpace
 from squall.replica.accrual import BlockGradient, LocalSteps
@@ -41,6 +40,7 @@ from squall.replica.session import request_of
 from squall.rules.rule import Rule
 from squall.wire.joining import Farewell
 from squall.wire.messages import Finished, Lease, Pushed, SliceState
+from squall.wire.waiting import wait
 
 MOST_REFUSED = 3
 """So many gradients in a row that are not finite end the training."""
@@ -71,7 +71,7 @@ class LoopClient:
         local: Rule | None,
         patience_s: float,
     ) -> None:
-        self._model, self._line, self._patience_s = model, line, patience_s
+        self._line, self._patience_s = line, patience_s
         self._plan = DownpourLoop(n_fetch=n_fetch, n_push=n_push, has_local_steps=local is not None, ahead=0)
         self._space = ParameterSpace.of(model)
         refuse_other_model(self._space, line.layout.space)
@@ -299,7 +299,8 @@ class LoopClient:
         self._buffers = [in_order(layout, (view.buffers[number] for view in views)) for number in (0, 1)]
         self._gradient = BlockGradient(layout, [self._gradients], is_one_minibatch=self._plan.n_push == 1)
         self._buffer = 1  # the first fetch goes into the other
-        self._bound: Bound | None = None
+        self._bound: Bound | None = None  # to the memory that the parameters had in these places
+        self._places: list[tuple[object, ...]] = []
 
     def _disconnect(self) -> None:
         for exchange in self._exchanges.values():
@@ -332,7 +333,7 @@ class LoopClient:
         while len(self._replies) < len(self._exchanges):
             self._send()
             try:
-                select.select(list(self._exchanges.values()), [], [])
+                wait(self._exchanges.values(), None)
                 for shard, exchange in self._exchanges.items():
                     for reply in exchange.replies():
                         self._replies[shard] = reply
@@ -359,12 +360,12 @@ class LoopClient:
         return Exchanged(states=states, outcomes=outcomes)
 
     def _install(self) -> None:
-        """Overwrite the model's parameters with what has been fetched. They keep memory of their own."""
-        if self._bound is None:
-            assert self._buffer == 0
-            self._bound = install(self._model, self._line.layout, self._buffers, copied=True)
-        else:
-            self._bound.swap_to(self._buffer)
+        """Overwrite the model's parameters with what has been fetched, in the memory that they have."""
+        places = [_place(parameter) for parameter in self.parameters]
+        if self._bound is None or places != self._places:  # `.data` was set, as by `model.to`
+            self._bound = Bound(self.parameters, self._line.layout, self._buffers, copied=True)
+            self._places = places
+        self._bound.swap_to(self._buffer)
         if self._local is not None:
             self._local.fetched()
 
@@ -400,6 +401,10 @@ def in_order(layout: Layout, parts: Iterable[Mapping[int, Tensor]]) -> list[Tens
     """The vectors of all slices, one after another, out of each shard's."""
     vectors = {number: vector for part in parts for number, vector in part.items()}
     return [vectors[spec.slice] for spec in layout.slices]
+
+
+def _place(parameter: nn.Parameter) -> tuple[object, ...]:
+    return parameter.data_ptr(), parameter.device, parameter.stride()
 
 
 def _let_go(pid: int, exchanges: dict[int, TcpExchange], line: DoorLine) -> None:

@@ -1,7 +1,7 @@
 """`squall.DownpourOptimizer`: shards of `squall.serve` behind the face of a torch optimizer."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -10,12 +10,11 @@ from squall.errors import ConfigError
 from squall.keywords import named
 from squall.loop.client import LoopClient
 from squall.loop.line import DoorLine, rule_of
+from squall.loop.promises import Promises, setting_of_the_rule
 from squall.rules.rule import Rule
 from squall.rules.sgd import Sgd
 
 PATIENCE_S = 300.0
-
-_NOT_COMPARED = ("params", "initial_lr")
 
 
 @named
@@ -71,8 +70,8 @@ class DownpourOptimizer(torch.optim.Optimizer):
         **of_the_rule: Any,
     ) -> None:
         if of_the_rule:
-            raise _of_the_rule(f"DownpourOptimizer({next(iter(of_the_rule))}=)")
-        _expect_settings(model, n_fetch, n_push, local)
+            raise setting_of_the_rule(f"DownpourOptimizer({next(iter(of_the_rule))}=)")
+        _expect_settings(model, n_fetch, n_push, local, patience_s)
         line = DoorLine(address, token, patience_s)
         try:
             rule = rule_of(line.served)
@@ -87,13 +86,12 @@ class DownpourOptimizer(torch.optim.Optimizer):
         except BaseException:
             line.close()
             raise
-        self._model = model
         self._is_made = False
         group = {"params": list(self._client.parameters), "lr": _rate(rule)}
         super().__init__([group], defaults={"lr": group["lr"]})
         self._is_made = True
-        self._known = {id(parameter) for parameter in self._client.parameters}
-        self._shown = self._settings()
+        parameters = dict(zip(self._client.names, self._client.parameters, strict=True))
+        self._promises = Promises(model, parameters, self.param_groups)
 
     @property
     def staleness(self) -> float:
@@ -119,12 +117,12 @@ class DownpourOptimizer(torch.optim.Optimizer):
         Returns:
             What the closure returned.
         Raises:
-            ConfigError: a learning rate or another setting of the rule was changed here, or the model's parameters
-                are not those any more that it was made with.
+            ConfigError: a learning rate, another setting or a group was changed here; the model's parameters are not
+                those any more that it was made with; or this process is a fork of the one that made it.
             DivergedError: three gradients in a row, or the servers' parameters, were not finite.
             LostError: the servers have ended, or stayed away for longer than `patience_s`.
         """
-        self._refuse_changes()
+        self._promises.check(self.param_groups)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -134,21 +132,36 @@ class DownpourOptimizer(torch.optim.Optimizer):
 
     def flush(self) -> None:
         """Push what `n_push` has accumulated so far, if anything, and fetch."""
+        self._promises.check(self.param_groups)
         self._client.flush()
 
     def fetch(self) -> None:
         """Fetch the newest parameters now; what is accumulated is pushed before."""
+        self._promises.check(self.param_groups)
         self._client.fetch()
 
     def close(self) -> None:
-        """Push what is accumulated, and leave. Twice does nothing."""
-        self._client.close(flush=True)
+        """Push what is accumulated, and leave. Twice does nothing, nor does a fork: the connections are its parent's."""
+        self._leave(flush=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._client.close(flush=error is None)
+        self._leave(flush=error is None)
+
+    def _leave(self, *, flush: bool) -> None:
+        if self._promises.is_at_home:
+            self._client.close(flush=flush)
+
+    def __getstate__(self) -> NoReturn:
+        """Refused: a copy would be a second owner of one session."""
+        raise ConfigError(
+            subject="DownpourOptimizer",
+            expected="to stay where it was made",
+            got="copy.deepcopy, pickle or torch.save, or a process that it was handed to",
+            remedy="Hand on the servers' address and token, and make one there. Of the model, copies are welcome.",
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: what is trained is what is served."""
@@ -170,40 +183,10 @@ class DownpourOptimizer(torch.optim.Optimizer):
             remedy="Load the model's state_dict, and give that model to squall.serve.",
         )
 
-    def _settings(self) -> list[dict[str, Any]]:
-        return [
-            {name: value for name, value in group.items() if name not in _NOT_COMPARED}
-            for group in self.param_groups
-        ]
 
-    def _refuse_changes(self) -> None:
-        """One owner for the rule and what it is applied to: the servers."""
-        for shown, now in zip(self._shown, self._settings(), strict=True):
-            for name in now:
-                if name not in shown or now[name] != shown[name]:
-                    got = f"{shown.get(name)!r} changed to {now[name]!r}"
-                    raise _of_the_rule(f"DownpourOptimizer.param_groups: {name!r}", got)
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad and id(parameter) not in self._known:
-                raise ConfigError(
-                    subject=f"parameter {name!r}",
-                    expected="the trainable parameters that the optimizer was made with",
-                    got="another one, which would not be trained",
-                    remedy="Unfreeze or replace parameters before squall.serve, and make the optimizer after that.",
-                )
-
-
-def _of_the_rule(subject: str, got: str = "a setting of the worker's own") -> ConfigError:
-    return ConfigError(
-        subject=subject,
-        expected="the update rule to be set where it runs, on the servers",
-        got=got,
-        remedy="Give it to squall.serve(rule=...); a rate that changes is a schedule there, as in "
-        "squall.Adagrad(learning_rate=squall.schedules.cosine(...)).",
-    )
-
-
-def _expect_settings(model: nn.Module, n_fetch: int, n_push: int, local: Rule | None) -> None:
+def _expect_settings(
+    model: nn.Module, n_fetch: int, n_push: int, local: Rule | None, patience_s: float
+) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(
             subject="DownpourOptimizer(model)",
@@ -216,6 +199,10 @@ def _expect_settings(model: nn.Module, n_fetch: int, n_push: int, local: Rule | 
             raise ConfigError(
                 subject=f"DownpourOptimizer({name}=)", expected="a whole number above 0", got=repr(value)
             )
+    if not isinstance(patience_s, int | float) or isinstance(patience_s, bool) or not patience_s > 0:
+        raise ConfigError(
+            subject="DownpourOptimizer(patience_s=)", expected="seconds above 0", got=repr(patience_s)
+        )
     if local is not None and not isinstance(local, Sgd):
         raise ConfigError(subject="DownpourOptimizer(local=)", expected="a squall.Sgd", got=repr(local))
 

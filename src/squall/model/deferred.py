@@ -77,6 +77,26 @@ class Deferred:
         found: Tensor = _real(tensor.detach(), made)
         return found
 
+    def whole(self) -> nn.Module:
+        """The model itself, every tensor with its value; it is not made again, so this is for one caller."""
+        made: dict[int, Tensor] = {}
+        for name, tensor in _tensors(self.model).items():
+            if id(tensor) not in made:
+                value = self.value(name)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                made[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+            _put(self.model, name, made[id(tensor)])
+        return self.model
+
+    def with_buffers(self, given: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """The model with its buffers alone in memory: those that are given, the others as they are made."""
+        for name, buffer in list(self.model.named_buffers(remove_duplicate=False)):
+            if given and name in given:
+                _put(self.model, name, given[name].clone())
+            elif buffer.device == _META:
+                _put(self.model, name, self.value(name))
+        return self.model
+
     def _redo(self, at: int, made: dict[int, Tensor]) -> None:
         entry = self._entries[at]
         if at in self._seeds:
@@ -88,6 +108,39 @@ class Deferred:
         for like, result in zip(tree_flatten(entry.outputs)[0], results, strict=True):
             if isinstance(like, Tensor) and like.device == _META and _storage(like) not in made:
                 made[_storage(like)] = _laid_out(result, like)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInParts:
+    """A model function whose model nobody has whole, if it is cut over partitions. Made by `deferred`.
+
+    Attributes:
+        function: as of `defer`.
+    """
+
+    function: Callable[[], nn.Module]
+
+    def __call__(self, seed: int) -> Deferred:
+        return defer(self.function, seed)
+
+
+def deferred(function: Callable[[], nn.Module]) -> ModelInParts:
+    """Have a model made part by part, each where it is needed: for models that no process could hold.
+
+    Workers and shards make their own share of it, one tensor at a time. Its initial values are keyed by the job's seed and
+    each parameter's name: the same over any number of partitions, and others than `function` draws by itself.
+
+    Args:
+        function: returns the model; what it does to tensors must not depend on their values.
+
+    >>> import squall
+    >>> job = squall.Job(
+    ...     squall.deferred(lambda: nn.Linear(3, 2)),
+    ...     (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)),
+    ...     partitions=2,
+    ... )
+    """
+    return ModelInParts(function)
 
 
 def defer(function: Callable[[], nn.Module], seed: int) -> Deferred:
@@ -191,7 +244,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if all(each.device != _META for each in given) and kwargs.get("device") != _META:
             return op(*args, **kwargs)
         # Tensors with values are read as they are now.
-        kept = tree_map(lambda leaf: _kept(leaf), (args, kwargs))
+        kept = tree_map(_kept, (args, kwargs))
         outputs = op(*tree_map(_emptied, args), **tree_map(_emptied, kwargs))
         reads = {_storage(each) for each in given if each.device == _META}
         made = {_storage(each) for each in _tensors_in(outputs)} - reads
@@ -199,7 +252,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return outputs  # a view
         mutated = {_storage(each) for each in _written(op, args, kwargs)}
         self.entries.append(
-            _Entry(op, kept[0], kept[1], outputs, tuple(sorted(reads)), tuple(sorted(made | mutated)))
+            _Entry(
+                op,
+                kept[0],
+                kept[1],
+                tree_map(_kept, outputs),
+                tuple(sorted(reads)),
+                tuple(sorted(made | mutated)),
+            )
         )
         return outputs
 
@@ -222,7 +282,10 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _kept(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) and leaf.device != _META else leaf
+    """A tensor as it is now: its values, or without any the memory that it names, of which a parameter may get another."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.detach() if leaf.device == _META else leaf.detach().clone()
 
 
 def _emptied(leaf: Any) -> Any:
@@ -243,6 +306,15 @@ def _laid_out(result: Tensor, like: Tensor) -> Tensor:
     if result.stride() == like.stride() and result.storage_offset() == like.storage_offset():
         return result
     return torch.empty_strided(like.size(), like.stride(), dtype=like.dtype).copy_(result)
+
+
+def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, key = name.rpartition(".")
+    module = model.get_submodule(path)
+    if isinstance(tensor, nn.Parameter):
+        module._parameters[key] = tensor
+    else:
+        module._buffers[key] = tensor
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

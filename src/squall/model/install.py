@@ -82,7 +82,7 @@ class Bound:
         *,
         copied: bool = False,
     ) -> None:
-        private = _PrivateMemory(parameters)
+        private = _PrivateMemory(parameters, is_kept=copied)
         # By slice, then by buffer: parameters to point at a view, and memory to copy a piece into.
         self._views: list[list[list[tuple[nn.Parameter, Tensor]]]] = []
         self._copies: list[list[list[tuple[Tensor, Tensor]]]] = []
@@ -188,10 +188,14 @@ def assemble(layout: Layout, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 class _PrivateMemory:
-    """The memory of parameters that cannot be views of a slice's vector."""
+    """The memory of parameters that are no views of a slice's vector.
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
+    Args:
+        is_kept: none of them ever was one, so they are written where they are.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], *, is_kept: bool) -> None:
+        self._parameters, self._is_kept = parameters, is_kept
         self._ordered: dict[int, Tensor] = {}
 
     def copies(self, segments: Sequence[Segment], vector: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -214,7 +218,7 @@ class _PrivateMemory:
         """A parameter's own memory if that is in C order, else a vector of its size to be reordered from."""
         if tensor not in self._ordered:
             parameter = self._parameters[tensor]
-            if parameter.is_contiguous():
+            if parameter.is_contiguous() and not self._is_kept:
                 # Fresh memory: what it has now may be part of a slice that it was bound to before.
                 parameter.data = parameter.detach().clone()
             self._ordered[tensor] = parameter.detach().contiguous().view(-1)

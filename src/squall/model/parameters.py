@@ -109,11 +109,14 @@ class ParameterSpace:
             )
 
     @classmethod
-    def of(cls, model: nn.Module) -> "ParameterSpace":
+    def of(cls, model: nn.Module, *, is_deferred: bool = False) -> "ParameterSpace":
         """Read the space off a model.
 
         Tied parameters (one Parameter object under several names) count once; frozen ones
         (``requires_grad=False``) are left out.
+
+        Args:
+            is_deferred: parameters may be on the meta device, since their values are made elsewhere.
 
         Raises:
             ModelError: a parameter is uninitialised, on the meta device, sparse, or of a dtype that cannot be
@@ -128,7 +131,7 @@ class ParameterSpace:
                 got="none",
                 remedy="Unfreeze what is to be trained: parameter.requires_grad_(True).",
             )
-        tensors = tuple(_spec(names, parameter) for names, parameter in groups)
+        tensors = tuple(_spec(names, parameter, is_deferred) for names, parameter in groups)
         _refuse_overlaps(model, groups)
         return cls(tensors=tensors)
 
@@ -286,7 +289,7 @@ def _trainable(model: nn.Module) -> list[tuple[list[str], nn.Parameter]]:
     return sorted(((sorted(names[key]), objects[key]) for key in objects), key=lambda group: group[0])
 
 
-def _spec(names: Sequence[str], parameter: nn.Parameter) -> TensorSpec:
+def _spec(names: Sequence[str], parameter: nn.Parameter, is_deferred: bool) -> TensorSpec:
     """Describe one parameter, or say why it cannot be trained."""
     subject = f"parameter {names[0]!r}"
     if parameter.layout is not torch.strided:
@@ -296,7 +299,7 @@ def _spec(names: Sequence[str], parameter: nn.Parameter) -> TensorSpec:
             got=f"layout {parameter.layout}",
             remedy="Keep trainable parameters dense.",
         )
-    if parameter.is_meta:
+    if parameter.is_meta and not is_deferred:
         raise ModelError(
             subject=subject,
             expected="a tensor with values",

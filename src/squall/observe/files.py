@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import uuid
+from io import FileIO
 from pathlib import Path
 
 
@@ -33,6 +34,13 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def write_whole(file: FileIO, content: bytes) -> None:
+    """Hand all of it to the operating system: a raw file may take less than it is given (a full disk, a signal)."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def sync_directory(directory: Path) -> None:

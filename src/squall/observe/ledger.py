@@ -8,14 +8,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from squall.blocks import Outcome as Outcome
+from squall.closes import Closes
 from squall.errors import CorruptError
+from squall.observe.files import write_whole
 
 SUFFIX = ".ledger"
 BUFFERED_ROWS = 256
@@ -98,7 +99,7 @@ def block_id(stage: int, epoch: int, first: int) -> int:
     return (stage << _EPOCH_BITS | epoch) << _FIRST_BITS | first
 
 
-class LedgerWriter:
+class LedgerWriter(Closes):
     """Appends rows to one file; the only writer of that file.
 
     Rows gather in memory and go out `BUFFERED_ROWS` at a time. A row survives the death of this process
@@ -140,7 +141,7 @@ class LedgerWriter:
         _check_header(path, start)
         if len(start) < len(_HEADER):
             self._file.truncate(0)
-            self._write(_HEADER)
+            write_whole(self._file, _HEADER)
         else:
             self._file.truncate(size - (size - len(_HEADER)) % LEDGER_DTYPE.itemsize)
 
@@ -162,7 +163,7 @@ class LedgerWriter:
 
     def flush(self) -> None:
         """Hand all rows so far to the operating system."""
-        self._write(self._rows[: self._num_rows].tobytes())
+        write_whole(self._file, self._rows[: self._num_rows].tobytes())
         self._num_rows = 0
 
     def close(self) -> None:
@@ -172,20 +173,6 @@ class LedgerWriter:
                 self.flush()
             finally:
                 self._file.close()
-
-    def _write(self, content: bytes) -> None:
-        # A raw file may take less than it is given (a full disk, a signal).
-        rest = memoryview(content)
-        while rest:
-            rest = rest[self._file.write(rest) :]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_ledger(directory: Path, *patterns: str) -> Ledger:

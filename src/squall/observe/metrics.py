@@ -3,15 +3,16 @@
 import json
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
+from squall.closes import Closes
 from squall.errors import CorruptError
 from squall.observe.events import Event, as_record
+from squall.observe.files import write_whole
 from squall.observe.meter import ProgressMeter
 
 
-class MetricsLog:
+class MetricsLog(Closes):
     """Appends one line for each event; the only writer of its file.
 
     Each line is handed to the operating system at once, so it survives the death of this process. A file
@@ -37,20 +38,10 @@ class MetricsLog:
 
     def append(self, event: Event) -> None:
         line = json.dumps(as_record(event), allow_nan=False, separators=(",", ":")) + "\n"
-        rest = memoryview(line.encode())
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        write_whole(self._file, line.encode())
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _cut_torn_line(path: Path) -> None:

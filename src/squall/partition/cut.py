@@ -18,7 +18,7 @@ from squall.partition.plan import Plan
 from squall.partition.program import FED, Program
 from squall.partition.regions import AnyRegion, Region
 
-_MODEL = "model."
+PREFIX = "model."
 
 
 class WithLoss(nn.Module):
@@ -65,7 +65,7 @@ class Cut:
 
     def named(self) -> NamedPlan:
         """The plan by names, for the model without its loss and in any mode."""
-        return NamedPlan.of(self.captured.graph, self.plan, how="as trained", prefix=_MODEL)
+        return NamedPlan.of(self.captured.graph, self.plan, how="as trained", prefix=PREFIX)
 
     def count(self, examples: int) -> int:
         """In how many microbatches a minibatch of so many examples is computed: they are of one size.
@@ -84,7 +84,7 @@ class Cut:
 
     def name_of(self, value: int) -> str:
         """The name in the user's model of a parameter or buffer of the graph."""
-        return self.captured.graph.values[value].name.removeprefix(_MODEL)
+        return self.captured.graph.values[value].name.removeprefix(PREFIX)
 
     def space(self, whole: ParameterSpace) -> ParameterSpace:
         """The parameters of a model, each in the parts that partitions own; what the graph does not read is the first's."""
@@ -100,7 +100,7 @@ class Cut:
         found: dict[str, int] = {}
         for index in self.captured.graph.from_outside(Source.PARAMETER):
             value = self.captured.graph.values[index]
-            found |= {name.removeprefix(_MODEL): index for name in (value.name, *value.aliases)}
+            found |= {name.removeprefix(PREFIX): index for name in (value.name, *value.aliases)}
         return found
 
     def _parts(self, tensor: TensorSpec, value: int) -> list[TensorSpec]:

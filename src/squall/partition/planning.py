@@ -12,6 +12,7 @@ from squall.errors import ConfigError, ModelError
 from squall.keywords import named
 from squall.model.capture import capture
 from squall.model.captured import Captured
+from squall.model.deferred import ModelInParts
 from squall.model.graph import Graph, Ref
 from squall.model.randomness import random_state_kept
 from squall.model.stand_in import is_on_meta, stand_in
@@ -36,7 +37,7 @@ WAYS = ("auto", "vertical", "horizontal")
 
 @named
 def plan(
-    model: nn.Module,
+    model: nn.Module | ModelInParts,
     example_inputs: Any,
     *,
     partitions: int | None = None,
@@ -49,7 +50,7 @@ def plan(
     """Cut a model over partitions, and say what a step will cost.
 
     Args:
-        model: any module; it is not changed. On the meta device nothing is measured.
+        model: any module; it is not changed. On the meta device, and of a `squall.deferred` one, nothing is measured.
         example_inputs: a call's inputs, of at least two examples and best of a real minibatch: one tensor, a tuple for
             several arguments, or a dict for arguments by name.
         partitions: how many; by default as many as there are machines, or as `how` says.
@@ -84,6 +85,8 @@ def plan(
         ...
     squall.errors.ConfigError: ...
     """
+    if isinstance(model, ModelInParts):
+        model = model(0).model
     count = _count(partitions, how, machines)
     here = list(machines or [Machine(cores=os.cpu_count())] * count)
     args, kwargs = _call(example_inputs)

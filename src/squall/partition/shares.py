@@ -1,6 +1,6 @@
 """What a partition has from outside of a step: its share of parameters and buffers, and minibatches in equal parts."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from torch import Tensor, nn
 
@@ -12,15 +12,17 @@ from squall.partition.plan import Plan
 from squall.partition.regions import Region
 
 
-def own_share(graph: Graph, plan: Plan, partition: int, model: nn.Module) -> dict[int, Tensor]:
-    """A partition's own share of the model's parameters and buffers, copied."""
+def own_share(
+    graph: Graph, plan: Plan, partition: int, model: nn.Module, *, but: Container[int] = ()
+) -> dict[int, Tensor]:
+    """A partition's own share of the model's parameters and buffers, copied; without the values in `but`."""
     found = {}
     for index in graph.from_outside(Source.PARAMETER, Source.BUFFER):
         value = graph.values[index]
         get = model.get_buffer if value.source is Source.BUFFER else model.get_parameter
         tensor = get(value.name).detach()
         region = plan.regions(index, tuple(tensor.shape))[partition]
-        if not region.is_empty:
+        if not region.is_empty and index not in but:
             found[index] = take(Piece(Region.whole(tuple(tensor.shape)), tensor), region).clone()
     return found
 

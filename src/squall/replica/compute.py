@@ -7,7 +7,7 @@ they are not: they are copied there at each swap, minibatches at each step, and 
 minibatches is in `squall.replica.accrual`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,6 +42,7 @@ class Task:
         streams: a block is one minibatch, so that its gradient can go out as backward makes it, and be scaled later.
         device: where the model computes; all but "cpu" (which "cpu:0" is not) have memory of their own.
         cut: how the model is computed by several workers; None: each replica is one.
+        value: of a cut model that nobody has whole, name -> a tensor made anew; None: `model` has all of them.
     """
 
     model: nn.Module
@@ -55,6 +56,7 @@ class Task:
     streams: bool = True
     device: torch.device = CPU
     cut: Cut | None = None
+    value: Callable[[str], Tensor] | None = None
 
 
 class ReplicaCompute:

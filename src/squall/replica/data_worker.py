@@ -34,6 +34,7 @@ from squall.data.tree import map_leaves
 from squall.errors import ConfigError, DataError, LostError, SquallError, UserCodeError, is_out_of_memory
 from squall.model.randomness import random_state, seed_everything
 from squall.wire.channel import Channel
+from squall.wire.waiting import wait
 
 Key = tuple[int, int]
 """A minibatch: (epoch, position)."""
@@ -173,7 +174,7 @@ class DataWorker:
         self.dismiss()
         if self._pidfd < 0:
             return
-        if not select.select([self._pidfd], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not wait([self._pidfd], max(0.0, until - time.monotonic())):
             os.kill(self.pid, signal.SIGKILL)
         self._reap()
 

@@ -7,7 +7,6 @@ come into. It writes a gradient, sends a `Push` that names the buffers, and may 
 import contextlib
 import itertools
 import queue
-import select
 import socket
 import threading
 import time
@@ -28,6 +27,7 @@ from squall.wire.memory import SharedArena
 from squall.wire.messages import Fetch, Fetched, Push, Pushed
 from squall.wire.stream import StreamChannel
 from squall.wire.tcp import START_S, WAITS_TOLD_AFTER_S, Caller, call_coordinator, wake_every
+from squall.wire.waiting import wait
 
 Request: TypeAlias = Fetch | Push
 Reply: TypeAlias = Fetched | Pushed
@@ -447,7 +447,7 @@ def wait_for_reply(exchange: Exchange) -> Reply:
         LostError: the shard is gone.
     """
     while not (replies := exchange.replies()):
-        select.select([exchange.fileno()], [], [])
+        wait([exchange], None)
     return replies[0]
 
 

@@ -22,8 +22,9 @@ from squall.model.parameters import TensorSpec
 from squall.model.parts import Part
 from squall.model.randomness import seed_everything
 from squall.nouns import Noun
-from squall.partition.cut import WithLoss, part_of
+from squall.partition.cut import PREFIX, WithLoss, part_of
 from squall.partition.engine import Message, Worker, inputs_for
+from squall.partition.made import made_share
 from squall.partition.masks import Draw
 from squall.partition.program import Program
 from squall.partition.shares import own_share, split
@@ -106,11 +107,23 @@ class PartCompute:
         model = WithLoss(task.model.train(), task.objective)
         self._worker = Worker(
             partition,
-            own_share(self._cut.captured.graph, self._cut.plan, partition, model),
+            self._fixed(model),
             constants=self._cut.captured.constants,
             opaques=self._cut.captured.opaques,
             model=model,
         )
+
+    def _fixed(self, model: nn.Module) -> dict[int, Tensor]:
+        """This partition's share of what is not trained; of a deferred model made here, one tensor at a time."""
+        graph, plan = self._cut.captured.graph, self._cut.plan
+        if self._task.value is None:
+            return own_share(graph, plan, self.partition, model, but=self._trained)
+        buffers, value = dict(self._task.model.named_buffers()), self._task.value
+
+        def made(name: str) -> Tensor:
+            return buffers[name].clone() if name in buffers else value(name)
+
+        return made_share(graph, plan, self.partition, made, prefix=PREFIX, but=self._trained)
 
     def slots(self, examples: int, peer: int) -> Slots:
         """Where what this partition and another send each other lies, for a minibatch of so many examples."""

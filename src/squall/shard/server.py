@@ -64,7 +64,8 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
         settings: "shard", "incarnation", "directory" of the run, "began" (monotonic), "record"; "epoch", of the coordinator, 0 if it is not there; "durability", if its
             state is to survive it (see `squall.shard.keeper`), and "is_back", if it is to come back with that; "tcp",
             if workers come that way: a mapping with "token", "addresses" of roles, and "address", its own.
-        load: "layout", "rule", "states" and "books" of this shard, as the run began.
+        load: "layout", "rule", "states" and "books" of this shard, as the run began; instead of "states" those "made" in
+            this process.
         launcher: the connection to it.
         fds: the connection to the coordinator; or, with "tcp", sockets that listen.
     """
@@ -86,7 +87,8 @@ class ShardServer:
         rule: Rule | RulePerTensor = load["rule"]
         self._ledger = LedgerWriter(self._directory / "ledger" / ledger_file(self._shard, self._incarnation))
         # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
-        states, books = [copied(state) for state in load["states"]], tuple(load["books"])
+        states: list[SliceState] = load.get("made") or [copied(state) for state in load["states"]]
+        books: tuple[SliceBook, ...] = tuple(load["books"])
         load.clear()
         self._keeper: Keeper | None = None
         if books and settings.get("durability") is not None:

@@ -6,6 +6,7 @@ from squall.data.minibatches import Minibatches
 from squall.errors import ConfigError
 from squall.model.capture import capture
 from squall.model.captured import Captured
+from squall.model.deferred import ModelInParts
 from squall.model.device import CPU, device_of
 from squall.model.objective import Objective
 from squall.model.randomness import random_state_kept
@@ -14,6 +15,11 @@ from squall.partition.coupling import refuse_coupled
 from squall.partition.cut import Cut, WithLoss
 from squall.partition.model_plan import Plan
 from squall.training.job import Job
+
+
+def is_cut(job: Job) -> bool:
+    """Whether each replica's model is computed by the engine."""
+    return job.partitions != 1 or job.microbatches != 1
 
 
 def cut_of(
@@ -28,10 +34,12 @@ def cut_of(
         ConfigError: the plan does not fit the model, or the job asks for what cut models do not have yet.
         ModelError: the model cannot be captured.
     """
-    if job.partitions == 1 and job.microbatches == 1:
+    if not is_cut(job):
         return None
     _refuse_not_built(job, data_workers)
     captured = captured_for(model, objective, minibatches)
+    if isinstance(job.model, ModelInParts):
+        _refuse_for_deferred(job, captured)
     if isinstance(job.partitions, Plan):
         plan = job.partitions.on(captured.graph)
     else:
@@ -49,6 +57,25 @@ def captured_for(model: nn.Module, objective: Objective, minibatches: Minibatche
     with random_state_kept():
         batch, _ = minibatches.load(0, 0)
     return capture(WithLoss(model, objective), (batch,))
+
+
+def _refuse_for_deferred(job: Job, captured: Captured) -> None:
+    """Say what needs a whole model."""
+    for subject, is_asked, why in (
+        ("Job(record=True)", job.record, "the first values of a deferred model, which the launcher has not"),
+        (
+            "an opaque module",
+            bool(captured.opaques),
+            "one in a deferred model, whose parameters nobody makes",
+        ),
+    ):
+        if is_asked:
+            raise ConfigError(
+                subject=subject,
+                expected="a model that is whole",
+                got=why,
+                remedy="Give the module itself, or a function that returns it, instead of squall.deferred(...).",
+            )
 
 
 def _refuse_not_built(job: Job, data_workers: int) -> None:

@@ -1,6 +1,5 @@
 """The process that measures the test set while training goes on: one fetch, one version of each slice."""
 
-import select
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from squall.wire.connection import Connection
 from squall.wire.control import EvaluateNow, Finish, Measured, Ready, ShardBack
 from squall.wire.memory import SharedArena
 from squall.wire.messages import Fetch
+from squall.wire.waiting import wait
 
 
 def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, fds: list[int]) -> None:
@@ -97,7 +97,7 @@ class Evaluator:
             if isinstance(exchange, SharedExchange) and exchange.is_gone:
                 self._wait_for(shard)
             else:
-                select.select([exchange.fileno()], [], [])
+                wait([exchange], None)
         del self._open[shard]
         return replies[0]
 

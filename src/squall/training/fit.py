@@ -74,13 +74,7 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
     began = monotonic()
     if cluster.is_modelled:
         _check_modelled(job, resume)
-    if job.durability != "none" and not cluster.restarts_shards:
-        raise ConfigError(
-            subject="Job(durability=)",
-            expected='"none", where shards live in the calling process and end with it',
-            got=repr(job.durability),
-            remedy="Use cluster=squall.Local(), or checkpoint_every=.",
-        )
+    cluster.expect(job)
     remote = _remote(job, resume)
     checkpoint = _checkpoint_of(job, remote) if resume else None
     prepared = prepare(job, checkpoint)
@@ -338,7 +332,7 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     prepared, directory = execution.prepared, execution.directory
     folder = directory.checkpoints / ending.checkpoint
     execution.seal()
-    model = prepared.replicate()
+    model = prepared.whole()
     vectors = [state.params for state in read_checkpoint(folder).states]
     load_slices(model, prepared.layout, vectors, ending.buffers)
     state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}

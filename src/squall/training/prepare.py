@@ -15,8 +15,8 @@ from squall.data.minibatches import Minibatches
 from squall.data.source import Loading, as_source
 from squall.errors import ConfigError, ModelError, SquallError, UserCodeError
 from squall.model.buffers import BufferSpace, set_buffers
+from squall.model.deferred import Deferred, ModelInParts
 from squall.model.device import CPU, device_of
-from squall.model.install import masters_of, split
 from squall.model.layout import Layout
 from squall.model.objective import Objective, accuracy, pair
 from squall.model.parameters import ParameterSpace
@@ -29,9 +29,10 @@ from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor, rule_per_tensor, state_form
 from squall.rules.rule import Rule
 from squall.shard.books import SliceBook
+from squall.shard.first import first_states
 from squall.slices import Cover
 from squall.training.checkpoint import Checkpoint, relaid
-from squall.training.cutting import cut_of
+from squall.training.cutting import cut_of, is_cut
 from squall.training.evaluation import Evaluation
 from squall.training.job import Job
 from squall.training.trial import try_evaluation
@@ -46,7 +47,9 @@ class Prepared:
         minibatches: what is trained on.
         evaluation: what is measured, or None.
         plan: the blocks of the run.
-        states, books: the slices as the run starts from them, in order.
+        deferred: the model that each role makes its own share of; None: there is a whole one.
+        states, books: the slices as the run starts from them, in order; of a deferred model that starts afresh shards make
+            their own states.
         settled: blocks that a resumed run has already.
         identity: what decides which examples a position means.
         cut: how each replica's model is cut over workers; None: each is one.
@@ -59,6 +62,7 @@ class Prepared:
 
     job: Job
     model: nn.Module
+    deferred: Deferred | None
     layout: Layout
     buffers: BufferSpace
     objective: Objective
@@ -67,7 +71,7 @@ class Prepared:
     plan: WorkPlan
     rule: Rule | RulePerTensor
     local: Rule | None
-    states: tuple[SliceState, ...]
+    states: tuple[SliceState, ...] | None
     books: tuple[SliceBook, ...]
     settled: BlockSet
     identity: Mapping[str, Any]
@@ -106,7 +110,16 @@ class Prepared:
             workers=self.workers,
             device=self.device,
             cut=self.cut,
+            value=None if self.deferred is None else self.deferred.value,
         )
+
+    def states_of(self, shard: int) -> list[SliceState]:
+        """The slices of one shard as the run starts from them; of a deferred model made here, and no others."""
+        specs = self.layout.slices_of(shard)
+        if self.states is not None:
+            return [self.states[spec.slice] for spec in specs]
+        assert self.deferred is not None
+        return first_states(self.layout, specs, self.rule, self.deferred.value)
 
     @property
     def rhythm(self) -> Rhythm | None:
@@ -139,7 +152,11 @@ class Prepared:
         return {name: value.clone() for name, value in self.model.named_buffers()}
 
     def replicate(self) -> nn.Module:
-        """Another model like the run's, sharing no memory with it."""
+        """Another model like the run's, sharing no memory with it; of a deferred one as much as there is."""
+        return copy.deepcopy(self.model) if self.deferred is not None else replicate(self.job, self.model)
+
+    def whole(self) -> nn.Module:
+        """Another model like the run's, whole in any case."""
         return replicate(self.job, self.model)
 
 
@@ -158,11 +175,14 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
     if not (workers.num and workers.init):  # else what it needs may be there in workers only
         _check_batch(objective, minibatches)
 
-    model = build(job)
+    deferred = job.model(job.seed) if isinstance(job.model, ModelInParts) and is_cut(job) else None
+    model = build(job) if deferred is None else deferred.model
+    cut = cut_of(job, model, objective, minibatches, data_workers=workers.num)
+    if deferred is not None:
+        deferred.with_buffers()
     if checkpoint is not None:
         set_buffers(model, dict(checkpoint.buffers))
-    whole = ParameterSpace.of(model)
-    cut = cut_of(job, model, objective, minibatches, data_workers=workers.num)
+    whole = ParameterSpace.of(model, is_deferred=deferred is not None)
     space = whole if cut is None else cut.space(whole)
     layout = Layout.balanced(space, job.shards)
     evaluation = _evaluation(job, loading, objective, layout)
@@ -178,7 +198,10 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         "schema": whole.schema_hash,
         "rule": state_form(job.strategy.rule),
     }
-    if checkpoint is None:
+    states: list[SliceState] | None
+    if checkpoint is None and deferred is not None:
+        states, books = None, first_books(layout)
+    elif checkpoint is None:
         states, books = new_slices(layout, model, rule)
     else:
         _check_identity(checkpoint.identity, identity)
@@ -186,6 +209,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
     return Prepared(
         job=job,
         model=model,
+        deferred=deferred,
         layout=layout,
         buffers=BufferSpace.of(model, job.buffers),
         objective=objective,
@@ -194,7 +218,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         plan=_plan(job, minibatches),
         rule=rule,
         local=job.strategy.local_rule,
-        states=tuple(states),
+        states=None if states is None else tuple(states),
         books=tuple(books),
         settled=BlockSet() if checkpoint is None else checkpoint.settled,
         identity=identity,
@@ -214,12 +238,14 @@ def build(job: Job) -> nn.Module:
     return build_like(job.model, job.seed, {})
 
 
-def build_like(function: Callable[[], nn.Module], seed: int, fixed: Mapping[str, Tensor]) -> nn.Module:
-    """What a model function returns under a seed, with these values for what is not trained."""
+def build_like(
+    function: Callable[[], nn.Module] | ModelInParts, seed: int, fixed: Mapping[str, Tensor]
+) -> nn.Module:
+    """What a model function returns under a seed, whole, with these values for what is not trained."""
     with random_state_kept():
         seed_everything(seed)
         try:
-            model = function()
+            model = function(seed).whole() if isinstance(function, ModelInParts) else function()
         except SquallError:
             raise
         except Exception as error:
@@ -245,9 +271,10 @@ def _on_cpu(model: nn.Module) -> nn.Module:
 
 
 def not_trained(model: nn.Module) -> dict[str, Tensor]:
-    """Frozen parameters and buffers, by name; not copies."""
+    """Frozen parameters and buffers with values, by name; not copies."""
     frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
-    return {**frozen, **dict(model.named_buffers())}
+    fixed: dict[str, Tensor] = {**frozen, **dict(model.named_buffers())}
+    return {name: value for name, value in fixed.items() if not value.is_meta}
 
 
 def replicate(job: Job, model: nn.Module) -> nn.Module:
@@ -325,10 +352,14 @@ def new_slices(
     layout: Layout, model: nn.Module, rule: Rule | RulePerTensor
 ) -> tuple[list[SliceState], list[SliceBook]]:
     """Every slice with the model's values, as before any update."""
-    flat: dict[str, Tensor] = {dtype: layout.space.flat(model, dtype).cpu() for dtype in layout.space.dtypes}
-    vectors = masters_of(layout, split(layout, flat))
-    states = [SliceState.create(spec, vectors[spec.slice], rule) for spec in layout.slices]
-    return states, [SliceBook.new(spec.slice, spec.partition) for spec in layout.slices]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    states = first_states(layout, layout.slices, rule, lambda name: parameters[name].detach())
+    return states, first_books(layout)
+
+
+def first_books(layout: Layout) -> list[SliceBook]:
+    """The books of all slices, as before any update."""
+    return [SliceBook.new(spec.slice, spec.partition) for spec in layout.slices]
 
 
 def _check_identity(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

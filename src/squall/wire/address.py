@@ -32,10 +32,10 @@ class Address:
         Raises:
             ConfigError: it is none.
         """
-        host, colon, port = text.rpartition(":")
+        host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
         is_number = host.startswith("[") and host.endswith("]")
         host = host[1:-1] if is_number else host
-        good = colon and host and port.isascii() and port.isdigit() and int(port) <= 0xFFFF
+        good = colon and host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 0xFFFF
         if not good or (":" in host) != is_number:
             raise ConfigError(
                 subject="address",

@@ -4,9 +4,7 @@ A channel is one end of a Unix socket of type SOCK_SEQPACKET. One thread uses an
 """
 
 import array
-import math
 import os
-import select
 import socket
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -151,30 +149,6 @@ class Channel:
         """Close this end; the peer still gets what was sent. Twice does nothing."""
         self._socket.close()
         self.is_ended = True
-
-
-def wait(channels: Iterable[Channel], timeout_s: float | None) -> list[Channel]:
-    """Wait until one of `channels` has a message or has ended; return those, in the order given.
-
-    Args:
-        channels: a few; a server with many registers `Channel.fileno` with an epoll of its own.
-        timeout_s: after which the list is empty [seconds]; 0 only looks, None waits for ever.
-
-    >>> near, far = Channel.pair()
-    >>> wait([near, far], timeout_s=0)
-    []
-    >>> near.send(b"x")
-    >>> wait([near, far], timeout_s=0) == [far]
-    True
-    >>> near.close(), far.close()
-    (None, None)
-    """
-    poll = select.poll()
-    by_fd = {channel.fileno(): channel for channel in channels}
-    for fd in by_fd:
-        poll.register(fd, select.POLLIN)
-    ready = {fd for fd, _ in poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))}
-    return [channel for fd, channel in by_fd.items() if fd in ready]
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, ...]:

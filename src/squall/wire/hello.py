@@ -67,11 +67,11 @@ def check_token(token: str) -> bytes:
     Raises:
         ConfigError: it is too short to keep anyone out.
     """
-    if len(token) < MIN_TOKEN_LETTERS:
+    if not isinstance(token, str) or len(token) < MIN_TOKEN_LETTERS:
         raise ConfigError(
             subject="the cluster token",
             expected=f"at least {MIN_TOKEN_LETTERS} letters",
-            got=f"{len(token)}",
+            got=f"{len(token)}" if isinstance(token, str) else type(token).__name__,
             remedy="Take the one that the cluster made, or squall.wire.hello.new_token().",
         )
     return token.encode()
