@@ -365,7 +365,7 @@ class Zygote(Closes):
             self._look()
         while self._roles and (left_s := until - time.monotonic()) > 0:
             if self.is_lost:
-                select.select([role.pidfd for role in self.roles()], [], [], left_s)
+                wait([role.pidfd for role in self.roles()], left_s)
             else:
                 wait([self._channel], min(left_s, CLOSING_S))  # somebody else may hear of it first
             with self._lock:
