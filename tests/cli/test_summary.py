@@ -54,6 +54,11 @@ def test_a_run_that_is_not_finished_offers_to_resume_it_by_a_command_that_a_shel
     assert lines[-1] == "next   squall resume 'my runs/a$b'"
 
 
+def test_what_partitions_sent_is_told_with_what_was_planned() -> None:
+    lines = closing_summary({"partition_bytes": 2100.0, "partition_bytes_planned": 2000.0}, Path("d"))
+    assert lines[1] == "partitions  2.10 kB between them a minibatch, 2.00 kB as planned"
+
+
 def test_an_error_is_one_line_of_the_summary() -> None:
     lines = closing_summary(
         {"why": "failed", "error": "ValueError:\n  \x1b[31mbad"}, Path("d"), finished=False

@@ -1,6 +1,6 @@
 """A model that nobody has whole, trained by `fit` in processes: what each of them takes while it trains, seen from outside.
 
-Faults planted by hand, each seen to fail a test here: .
+Faults planted by hand, each seen to fail a test here: the whole model made by a worker · by a shard.
 """
 
 import os

@@ -184,6 +184,23 @@ def test_each_worker_exchanges_its_own_parameters_alone_and_the_ledger_says_whos
     assert {("replica0.0", "replica0.1"), ("replica0.1", "replica0.0")} <= set(run.traffic())
 
 
+def test_what_partitions_sent_stands_beside_what_the_plan_says(tmp_path: Path) -> None:
+    """Eight units cross, up and down, in float64: counted by hand, short minibatches and a resumed run included."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    plan = squall.plan(model, data()[0][:4], how={"[0-2]": 0, "3": 1})
+    full, short = (2 * 8 * 8 * examples for examples in (BATCH, NUM_EXAMPLES % BATCH))
+    usual = {"partitions": plan, "out": tmp_path / "run"}
+
+    run = squall.fit(job(model, steps=7, **usual))
+    assert run.metrics["partition_bytes"] == run.metrics["partition_bytes_planned"] == full
+
+    run = squall.fit(job(model, steps=STEPS, **usual), resume=True)
+    expected = ((STEPS - 7 - 2) * full + 2 * short) / (STEPS - 7)
+    assert run.metrics["partition_bytes"] == pytest.approx(expected)
+    assert run.metrics["partition_bytes_planned"] == pytest.approx(expected)
+
+
 def test_a_cut_run_goes_on_from_its_checkpoint_over_another_number_of_partitions_and_shards(
     tmp_path: Path,
 ) -> None:

@@ -2,7 +2,8 @@
 
 The oracle is a whole module, filled tensor by tensor, in a loop of its own.
 
-Faults planted by hand, each seen to fail a test here: .
+Faults planted by hand, each seen to fail a test here: buffers of a checkpoint forgotten · a slice filled from the start of its
+tensors · trained parameters made by workers, too · a tensor of the past taken for what a parameter has become.
 """
 
 import dataclasses

@@ -2,7 +2,8 @@
 
 The oracle is the user's module with the run's state dict; nothing of the engine computes what is expected.
 
-Faults planted by hand, each seen to fail a test here: .
+Faults planted by hand, each seen to fail a test here: captured in training mode · the model itself called · the plan of an
+earlier part of the run kept · one example taken for two.
 """
 
 import dataclasses

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from squall.observe.units import human_rate, human_seconds, one_line
+from squall.observe.units import human_bytes, human_rate, human_seconds, one_line
 
 
 def closing_summary(
@@ -18,7 +18,7 @@ def closing_summary(
     Args:
         metrics: of the run. Read here: ``why`` and ``error`` (text); ``wall_s`` [seconds]; ``train_loss``; every
             name that begins with ``test_``; ``samples_per_second``; ``times_one_replica`` (speed over that of
-            one replica); ``staleness_mean`` [updates]; ``blocks_redone`` and ``blocks_refused``.
+            one replica); ``partition_bytes`` and ``partition_bytes_planned`` [bytes a minibatch]; ``staleness_mean`` [updates]; ``blocks_redone`` and ``blocks_refused``.
         path: the run's directory.
         finished: whether the run did all it was asked for; if not, the next command is to resume it.
         plot: picture of the loss curve, if there is one.
@@ -35,6 +35,7 @@ def closing_summary(
         ("error", one_line(str(metrics.get("error") or ""))),
         *((name.replace("_", " "), _value(name, metrics[name])) for name in _measured(metrics)),
         ("speed", _speed(metrics)),
+        ("partitions", _partitions(metrics)),
         ("staleness", _staleness(metrics.get("staleness_mean"))),
         ("blocks", _blocks(metrics)),
         ("run", str(path)),
@@ -78,6 +79,13 @@ def _speed(metrics: Mapping[str, Any]) -> str:
     if words and _is_number(times):
         words += f", {times:.2f} times one replica"
     return words
+
+
+def _partitions(metrics: Mapping[str, Any]) -> str:
+    sent, planned = metrics.get("partition_bytes"), metrics.get("partition_bytes_planned")
+    if not _is_number(sent) or not _is_number(planned):
+        return ""
+    return f"{human_bytes(sent)} between them a minibatch, {human_bytes(planned)} as planned"
 
 
 def _staleness(mean: Any) -> str:

@@ -50,7 +50,7 @@ class ProgressMeter:
     """
 
     def __init__(self, *, now: float, minibatches: int = 0) -> None:
-        self.minibatches = minibatches
+        self.minibatches = self.minibatches_before = minibatches
         # The reports of the window, oldest first; `_since` is when the one before them came.
         self._reports: deque[_Report] = deque()
         self._since = now

@@ -15,6 +15,7 @@ from squall.partition.agenda import BackwardFirst, FillDrain, Policy
 from squall.partition.compiler import program_of
 from squall.partition.model_plan import Plan as NamedPlan
 from squall.partition.plan import Plan
+from squall.partition.predict import links_of
 from squall.partition.program import FED, Program
 from squall.partition.regions import AnyRegion, Region
 
@@ -81,6 +82,10 @@ class Cut:
             size = examples // self.count(examples)
             self._programs[examples] = program_of(self.captured.graph, self.plan, size, self.loss)
         return self._programs[examples]
+
+    def links(self, examples: int) -> dict[tuple[int, int], int]:
+        """(sender, receiver) -> bytes that travel between partitions for a minibatch of so many examples."""
+        return links_of(self.program(examples), self.count(examples))
 
     def name_of(self, value: int) -> str:
         """The name in the user's model of a parameter or buffer of the graph."""

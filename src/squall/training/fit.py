@@ -125,7 +125,7 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
             if any(directory.checkpoints.glob(f"*/{MANIFEST}")):
                 error.add_note(f"What is kept can be gone on with: {way_on(job, directory.path)}.")
             raise
-        _write_result(execution, why=ending.why, error=None)
+        _write_result(execution, why=ending.why, error=None, ending=ending)
         recorder.tick(execution.now(), final=True)
         recorder.happened(Ended(time_s=execution.now(), why=ending.why))
     if model is not None:
@@ -361,7 +361,7 @@ def way_on(job: Job, path: Path, **changed: Any) -> str:
     return f"squall.fit(..., {''.join(words)}out={str(path)!r}, resume=True)"
 
 
-def _write_result(execution: Execution, *, why: str, error: str | None) -> None:
+def _write_result(execution: Execution, *, why: str, error: str | None, ending: Ending | None = None) -> None:
     recorder, directory, prepared = execution.recorder, execution.directory, execution.prepared
     ledger = read_ledger(directory.ledger)
     summary = summarise(ledger)
@@ -380,6 +380,7 @@ def _write_result(execution: Execution, *, why: str, error: str | None) -> None:
         "minibatches": recorder.meter.minibatches,
         "samples_per_second": summary.samples_per_second,
         "times_one_replica": None if error is not None or prepared.starts else times,
+        **({} if ending is None else _between_partitions(execution, ending)),
         "staleness_mean": summary.staleness_mean,
         "staleness_variance": summary.staleness_variance,
         "pushes_applied": summary.applied,
@@ -400,6 +401,33 @@ def _write_result(execution: Execution, *, why: str, error: str | None) -> None:
         for name, value in result.items()
     }
     directory.write_json(directory.result, json.loads(json.dumps(plain)))
+
+
+def _between_partitions(execution: Execution, ending: Ending) -> dict[str, float]:
+    """Of a model that was cut, what its workers sent one another and what the plan says [bytes a minibatch].
+
+    Beside the tensors that the plan counts, processes send small messages, and minibatches that were lost or done again.
+    """
+    prepared = execution.prepared
+    meter = execution.recorder.meter
+    before, done = meter.minibatches_before, meter.minibatches - meter.minibatches_before
+    sent = sum(
+        num_bytes
+        for (sender, receiver), (num_bytes, _) in ending.traffic.items()
+        if sender.startswith("replica") and receiver.startswith("replica")
+    )
+    if prepared.cut is None or done <= 0 or not sent:  # nor is anything sent where nothing is computed
+        return {}
+    minibatches, per_epoch = prepared.minibatches, prepared.plan.minibatches_per_epoch
+    lasts = (before + done) // per_epoch - before // per_epoch  # of an epoch: these may be short
+    planned = sum(
+        times * sum(prepared.cut.links(examples).values())
+        for examples, times in (
+            (minibatches.size(0), done - lasts),
+            (minibatches.size(per_epoch - 1), lasts),
+        )
+    )
+    return {"partition_bytes": sent / done, "partition_bytes_planned": planned / done}
 
 
 def _title(prepared: Prepared) -> str:
