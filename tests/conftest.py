@@ -14,13 +14,19 @@ settings.load_profile("squall")
 
 
 @pytest.fixture(scope="session")
-def local() -> Iterator[Local]:
-    """Processes of this machine, kept warm for all tests of a worker."""
+def warm() -> Iterator[Local]:
+    """What keeps the process warm, for all tests of a worker, that roles are forked from."""
     with Local() as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
+def local(warm: Local) -> Local:
+    """Processes of this machine. One for each test: a run that hangs holds up no other."""
+    return beside(warm)
+
+
+@pytest.fixture
 def local_tcp(local: Local) -> Local:
     """The same, its roles connected over TCP."""
     return over_tcp(local)

@@ -197,6 +197,41 @@ def is_named(name: str, role: str) -> bool:
     return name == role or name.rstrip("0123456789") == role
 
 
+def expect_roles(
+    faults: Iterable[Fault], *, replicas: int, shards: int, has_evaluator: bool, where: str
+) -> None:
+    """Refuse what would befall a role that a run does not have.
+
+    Args:
+        where: what the faults were given as, for errors.
+
+    Raises:
+        ConfigError: names the fault and the role.
+
+    >>> expect_roles(parse("kill:replica9@step=5"), replicas=2, shards=1, has_evaluator=False, where="Job(chaos=)")
+    Traceback (most recent call last):
+    ...
+    squall.errors.ConfigError: the fault 'kill:replica9@step=5' in Job(chaos=): expected a role of the run: replica0 to replica1, shard0, coordinator, but got 'replica9'.
+    """
+    counts = {"replica": replicas, "shard": shards}
+    for fault in faults:
+        for role in (getattr(fault, name) for name in ("role", "one", "other") if hasattr(fault, name)):
+            kind, number = role.rstrip("0123456789"), role.lstrip("abcdefghijklmnopqrstuvwxyz")
+            is_there = role == "coordinator" or (role == "evaluator" and has_evaluator)
+            if not is_there and not (kind in counts and int(number or 0) < counts[kind]):
+                numbered = [
+                    f"{kind}0 to {kind}{count - 1}" if count > 1 else f"{kind}0"
+                    for kind, count in counts.items()
+                ]
+                others = "coordinator or evaluator" if has_evaluator else "coordinator"
+                raise ConfigError(
+                    subject=f"the fault '{fault}' in {where}",
+                    expected=f"a role of the run: {', '.join(numbered)}, {others}",
+                    got=repr(role),
+                    remedy="Give test=, and there is one." if role == "evaluator" else "",
+                )
+
+
 def role_of(name: str) -> str:
     """A process by the name that faults give it: all of a replica's are one role.
 

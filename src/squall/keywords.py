@@ -22,11 +22,15 @@ def named(target: Named) -> Named:
     squall.errors.ConfigError: start(replica=): expected one of its arguments, but got 'replica'. Did you mean replicas=?
     """
     inner: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-    known = [name for name in inspect.signature(inner).parameters if name != "self"]
+    parameters = inspect.signature(inner).parameters.values()
+    known = [one.name for one in parameters if one.name != "self" and one.kind is not one.VAR_KEYWORD]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)  # and answers by itself
 
     @wraps(inner)
     def checked(*args: Any, **keywords: Any) -> Any:
         for name in keywords.keys() - set(known):
+            if takes_any and not meant(name, known):
+                continue
             raise ConfigError(
                 subject=f"{target.__name__}({name}=)",
                 expected="one of its arguments",

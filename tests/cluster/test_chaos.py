@@ -115,9 +115,7 @@ def test_what_cannot_be_done_to_processes_is_refused_by_name() -> None:
             expect_kinds(parse(text), "squall.Local", is_tcp=False)
 
 
-@pytest.mark.parametrize(
-    "text", ["kill:shard0@t=1", "kill:coordinator", "pause:evaluator,1s", "cut:evaluator|shard0,1s"]
-)
+@pytest.mark.parametrize("text", ["kill:evaluator@t=1", "pause:evaluator,1s", "cut:evaluator|shard0,1s"])
 def test_what_virtual_time_has_no_answer_to_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match=f"the fault '{text.split('@')[0].replace('|', '.')}"):
         expect_modelled(parse(text), "squall.Simulated")

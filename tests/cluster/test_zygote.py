@@ -3,7 +3,9 @@
 Faults planted to check these tests, each caught: the lifeline not watched and the launcher's end not seen - roles left
 when the channel ends - what a role forked left behind - setsid left out of the child - the zygote's own descriptors
 left open in a role - pidfds not closed after an exit - the exit code of an exception 0 - the import path of the start
-used for every spawn - the check for one thread left out - SIGKILL after the grace left out - no news of an end heard during a spawn.
+used for every spawn - the check for one thread left out - SIGKILL after the grace left out - no news of an end heard during a spawn -
+an end told to whoever asks first - a reply taken by another thread's request - news of an end for one claim heard by another
+left untold.
 """
 
 import json
@@ -354,3 +356,75 @@ def test_nothing_is_forked_while_there_are_two_threads() -> None:
     assert server.pids == {}
     ours.close()
     theirs.close()
+
+
+# Several runs on one zygote ----------------------------------------------------------------------------------
+
+
+def test_each_claim_is_told_of_its_own_roles_whoever_hears_of_them_first(zygote: Zygote) -> None:
+    mine, other = zygote.claim(), zygote.claim()
+    pids = {claim: claim.spawn("leaver", "targets_of_zygote_tests:leaves", b"3") for claim in (mine, other)}
+    assert [[role.pid for role in claim.roles()] for claim in (mine, other)] in (
+        [[p] for p in pids.values()],
+        [[], []],
+    )
+
+    until = time.monotonic() + 20
+    told: list[Exit] = []
+    while other.roles() and time.monotonic() < until:  # it hears of both, and takes one
+        select.select([mine], [], [], 0.1)
+        told += mine.exits()
+    while mine.roles() and time.monotonic() < until:
+        select.select([mine], [], [], 0.1)
+        told += mine.exits()
+
+    told += mine.exits()
+    assert [ended.pid for ended in told] == [pids[mine]]
+    assert select.select([other], [], [], 20)[0], "news for it, though another one heard it"
+    assert [ended.pid for ended in other.exits()] == [pids[other]]
+    assert zygote.exits() == []
+    mine.close()
+    other.close()
+    other.close()
+
+
+def test_claims_in_threads_of_their_own_get_their_own_replies(zygote: Zygote) -> None:
+    failures: list[str] = []
+
+    def use(code: int) -> None:
+        claim = zygote.claim()
+        for _ in range(8):
+            pid = claim.spawn(f"role{code}", "targets_of_zygote_tests:leaves", str(code).encode())
+            ended: list[Exit] = []
+            until = time.monotonic() + 20
+            while not ended and time.monotonic() < until:
+                select.select([claim], [], [], 0.1)
+                ended = claim.exits()
+            if [(one.pid, one.returncode) for one in ended] != [(pid, code)]:
+                failures.append(f"{pid} {code}: {ended}")
+        claim.close()
+
+    threads = [threading.Thread(target=use, args=(code,)) for code in (3, 5, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+
+
+def test_a_claim_that_was_closed_leaves_its_roles_to_the_zygote(zygote: Zygote) -> None:
+    claim = zygote.claim()
+    reading, writing = os.pipe()
+    claim.spawn("stayer", "targets_of_zygote_tests:stays", fds=[writing])
+    os.close(writing)
+    os.read(reading, 4096)
+    (role,) = claim.roles()
+    claim.close()
+    role.kill(signal.SIGKILL)
+    until = time.monotonic() + 20
+    while role in zygote.roles() and time.monotonic() < until:
+        select.select([zygote], [], [], 0.1)
+        assert zygote.exits() == []
+    assert role not in zygote.roles()
+    os.close(reading)

@@ -3,14 +3,15 @@
 Each target returns what it made of the bytes, for who wants to look; memory that it took is bounded by the input.
 """
 
+import copy
+import json
 import random
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from squall.blocks import Block
 from squall.errors import RemoteProtocolError
 from squall.wire.bulk import HEADER as BULK_HEADER
 from squall.wire.bulk import Incoming, bytes_of
@@ -24,9 +25,8 @@ from squall.wire.hello import (
     DoorHello,
     RefusedError,
 )
-from squall.wire.joining import JoinBulk, JoinCoordinator, JoinShard, Welcome
-from squall.wire.messages import Fetch, Push
-from squall.wire.stream import StreamChannel
+from squall.wire.stream import StreamChannel, frame
+from tests.fuzz.examples import MESSAGES, example
 
 TOKEN = b"the token of the fuzzers"
 
@@ -109,50 +109,61 @@ TARGETS: dict[str, Callable[[bytes], object]] = {
     target.__name__: target for target in (hello_of_a_caller, hello_of_a_door, message, stream, transfer)
 }
 
-BLOCK = Block(stage=0, epoch=0, first=0, stop=1)
-SEEDS = [
+STRANGE = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    1 << 40,
+    1 << 70,
+    "",
+    "float32",
+    "nonsense",
+    [],
+    {},
+    [[]],
+    [0],
+    [[0, 1]],
+    {"a": 1},
+]
+
+WIRE_SEEDS = [
     struct.pack("<8sHH32s", MAGIC, VERSION, 0, bytes(32)) + bytes(65),
     CallerHello(TOKEN).hello + bytes(32),
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(40),
     BULK_HEADER.pack(b"BULK", 7, 16) + bytes(16),
     BULK_HEADER.pack(b"BULK", 7, 1 << 63),
-    *map(
-        CODEC.encode,
-        (
-            Fetch(request=1, into=0),
-            Push(
-                request=2,
-                block=BLOCK,
-                attempt=1,
-                minibatches=1,
-                examples=1,
-                based_on=(0, 0),
-                absent=(3,),
-                not_finite="weight",
-                into=1,
-            ),
-            JoinShard(
-                name="replica0.0",
-                replica=0,
-                partition=0,
-                incarnation=0,
-                schema="00" * 32,
-                num_slices=1,
-                num_bytes=4,
-            ),
-            JoinBulk(link=1),
-            JoinCoordinator(role="replica", number=0, incarnation=0),
-            Welcome(link=1),
-        ),
-    ),
+    *(CODEC.encode(example(kind)) for kind in MESSAGES),
+    *(frame(CODEC.encode(example(kind))) for kind in MESSAGES),
 ]
 
 
-def mutant(lots: random.Random) -> bytes:
+def other_json(lots: random.Random, text: bytes) -> bytes:
+    """JSON with another value, or none, somewhere within."""
+    whole = at = json.loads(text)
+    while True:
+        keys = list(at) if isinstance(at, dict) else range(len(at))
+        if not keys:
+            return text
+        key = lots.choice(keys)
+        if not isinstance(at[key], dict | list) or not at[key] or lots.random() < 0.2:
+            break
+        at = at[key]
+    if lots.random() < 0.2:
+        del at[key]
+    else:
+        at[key] = copy.deepcopy(lots.choice(STRANGE))
+    return json.dumps(whole).encode()
+
+
+def mutant(lots: random.Random, seeds: Sequence[bytes] = WIRE_SEEDS) -> bytes:
     """Some bytes: a seed with a few things wrong, several together, or nothing that was ever meant."""
     if lots.random() < 0.1:
         return lots.randbytes(lots.randrange(300))
-    data = bytearray(b"".join(lots.choice(SEEDS) for _ in range(lots.choice((1, 1, 1, 2, 3)))))
+    if (seed := lots.choice(seeds)).startswith(b'{"') and lots.random() < 0.8:
+        return other_json(lots, seed.splitlines()[0])
+    data = bytearray(b"".join(lots.choice(seeds) for _ in range(lots.choice((1, 1, 1, 2, 3)))))
     for _ in range(lots.choice((0, 1, 1, 2, 5))):
         at, kind = lots.randrange(len(data) + 1), lots.randrange(6)
         if kind == 0:

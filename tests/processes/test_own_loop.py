@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,66 @@ def test_two_processes_at_once_count_every_push_once_and_are_one_update_behind(
     assert set(rows["outcome"]) == {"applied"}
     both = rows[(rows["slice"] == 0) & (rows["version"] > 20) & (rows["version"] <= 2 * NUM_STEPS - 60)]
     assert 0.7 < both["staleness"].mean() < 1.3
+
+
+def launched_by_torchrun() -> None:
+    """What each process of torchrun does; see below."""
+    torch.set_num_threads(1)
+    model = network(seed=int(os.environ["RANK"]))
+    with squall.DownpourOptimizer(model, os.environ["DOOR"], token=os.environ["TOKEN"]) as optimizer:
+        train(model, optimizer, 20)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(150)
+def test_torchrun_starts_loops_as_any_other_program(local: Local, tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text("from tests.processes.test_own_loop import launched_by_torchrun as run\nrun()\n")
+    arguments = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments.append(str(script))
+    paths = os.pathsep.join([str(ROOT), *sys.path])
+    with serving(local, network()) as servers:
+        program = subprocess.run(
+            arguments,
+            cwd=ROOT,
+            env=os.environ | {"DOOR": servers.address, "TOKEN": servers.token, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert program.returncode == 0, program.stderr
+        with join(servers, network()) as optimizer:
+            assert optimizer.version == 2 * 20
+
+
+def forked(address: str, token: str, index: int) -> None:
+    """What a process that multiprocessing forks does; the first one is killed while it pushes."""
+    torch.set_num_threads(1)
+    model = network(seed=index)
+    with squall.DownpourOptimizer(model, address, token=token) as optimizer:
+        train(model, optimizer, 10)
+        if index == 0:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            while True:
+                train(model, optimizer, 10)
+
+
+def test_forks_that_make_their_own_train_and_one_that_dies_in_a_step_disturbs_nobody(local: Local) -> None:
+    """B18."""
+    context = multiprocessing.get_context("fork")
+    with serving(local, network(), out=None) as servers:
+        workers = [
+            context.Process(target=forked, args=(servers.address, servers.token, index)) for index in range(3)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(40)
+        assert [worker.exitcode for worker in workers] == [-signal.SIGKILL, 0, 0]
+        with join(servers, network()) as optimizer:
+            before = optimizer.version
+            train(network(), optimizer, 1)
+            assert optimizer.version == before + 1 > 30
 
 
 def test_the_example_trains_in_two_processes_of_its_own(

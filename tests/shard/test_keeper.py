@@ -6,7 +6,7 @@ Faults planted here by hand, each seen to fail a test: commits that a later life
 not settled again · absent tensors forgotten · a snapshot without its end taken for whole · minibatches not restored · the
 older snapshot removed with the first newer one · a log gone on with after a frame that was torn · a promise that holds
 again not told · a snapshot that shares memory with the shard · frames
-whose checksum, or whose size, is not looked at.
+whose checksum, or whose size, is not looked at · updates in the log of an earlier life not counted.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ from squall.model.layout import Layout
 from squall.model.parameters import ParameterSpace
 from squall.rules.adam import Adam
 from squall.rules.apply import SliceState, apply_
+from squall.shard import keeper
 from squall.shard.books import SliceBook
 from squall.shard.events import Record, Worker
 from squall.shard.keeper import Keeper, Mode
@@ -235,6 +236,25 @@ def test_older_files_stay_until_a_second_newer_snapshot_is_whole(shard: Shard, t
     names = ["000002.log", "000002.snapshot", "000003.log", "000003.snapshot"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert seen(back(tmp_path).states, back(tmp_path).books) == shard.history[2]
+
+
+def test_a_log_of_many_small_updates_is_followed_by_a_snapshot_in_every_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few bytes they have: a shard is away for as long as it takes to do them again."""
+    monkeypatch.setattr(keeper, "MOST_LOG_COMMITS", 7)
+    found, generations = None, []
+    for pushes in (5, 4, 7, 1):
+        shard = Shard(tmp_path, found=found)
+        for _ in range(pushes):
+            shard.push()
+        shard.keeper.tick(1.0)
+        if shard.keeper._writing is not None:
+            shard.keeper.written(1.0)
+        shard.keeper._background.close()
+        found = back(tmp_path)
+        generations.append((found.snapshot, found.log_commits))
+    assert generations == [(0, 5), (3, 0), (3, 7), (6, 0)]
 
 
 def test_a_snapshot_that_is_being_written_changes_nothing(shard: Shard, tmp_path: Path) -> None:

@@ -18,10 +18,20 @@ from tests.simulated.directed import DIRECTED
 from tests.simulated.schedules import Schedule, random_schedule, run
 
 NUM_SCHEDULES = 2_000
+NUM_NIGHTLY = 5_000
 CHUNK = 100
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SCHEDULES, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, NUM_SCHEDULES, CHUNK),
+        *(
+            pytest.param(first, marks=pytest.mark.nightly)
+            for first in range(NUM_SCHEDULES, NUM_NIGHTLY, CHUNK)
+        ),
+    ],
+)
 def test_random_schedules_end_with_every_block_applied_once_or_refused(first: int) -> None:
     for seed in range(first, first + CHUNK):
         suite.check(random_schedule(seed), seed)

@@ -1,19 +1,24 @@
 """What a run in one thread writes down on behalf of its roles: ledgers, traffic, and the sizes of messages."""
 
-from squall.observe.ledger import LedgerWriter
+from collections.abc import Mapping
+
+from squall.observe.ledger import LedgerWriter, read_ledger, rows_to_take_back
 from squall.shard.events import Apply, Record, Worker, WriteOut
-from squall.shard.records import ledger_row
+from squall.shard.records import first_incarnation, ledger_file, ledger_row
 from squall.training.execution import Execution, TrafficCount
 from squall.wire.connection import CODEC
 from squall.wire.messages import Fetched, Message, Push, Pushed
 
 
 class Accounts:
-    """One ledger a shard, and the bytes that go from whom to whom, whether or not there are tensors behind them."""
+    """One ledger a shard, and the bytes that go from whom to whom, whether or not there are tensors behind them.
+
+    Attributes:
+        lives: of each shard, its incarnation.
+    """
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._starts = execution.prepared.starts
         self._layout = layout = execution.prepared.layout
         self._traffic = TrafficCount()
         self._slice_bytes = [spec.num_bytes for spec in layout.slices]
@@ -22,9 +27,13 @@ class Accounts:
         for spec in layout.slices:
             line = spec.shard, spec.partition
             self._line_bytes[line] = self._line_bytes.get(line, 0) + spec.num_bytes
-        folder = execution.directory.ledger
-        self._ledgers = [LedgerWriter(folder / f"shard{shard}-{self._starts}.ledger") for shard in shards]
+        self._folder = execution.directory.ledger
+        self.lives = [first_incarnation(self._folder, shard) for shard in shards]
+        self._ledgers = [self._ledger(shard) for shard in shards]
         self._fetching: set[tuple[str, str, int]] = set()  # pushes that ask for a fetch as well
+
+    def _ledger(self, shard: int) -> LedgerWriter:
+        return LedgerWriter(self._folder / ledger_file(shard, self.lives[shard]))
 
     def close(self) -> None:
         for ledger in self._ledgers:
@@ -37,7 +46,17 @@ class Accounts:
         return self._traffic.total()
 
     def record(self, shard: int, row: Record) -> None:
-        self._ledgers[shard].append(ledger_row(shard, self._starts, row, self._execution.now()))
+        self._ledgers[shard].append(ledger_row(shard, self.lives[shard], row, self._execution.now()))
+
+    def came_back(self, shard: int, incarnation: int, versions: Mapping[int, int]) -> None:
+        """A shard goes on, in another life: what it had applied beyond these versions of its slices is taken back."""
+        self._ledgers[shard].close()
+        rows = read_ledger(self._folder, f"shard{shard}-*", "rolled-back-*")
+        lost = list(rows_to_take_back(rows[rows["shard"] == shard], versions, self._execution.now()))
+        self.lives[shard] = incarnation
+        self._ledgers[shard] = self._ledger(shard)
+        for row in lost:
+            self._ledgers[shard].append(row)
 
     def applied(self, shard: int, effect: Apply) -> None:
         num_bytes = self._bytes_of(effect.slices)

@@ -1,5 +1,7 @@
 """Real tensors, in ordinary memory, for every role of a `World`."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,7 @@ from squall.partition.engine import Message
 from squall.replica.compute import ReplicaCompute
 from squall.replica.downpour import Compute, Computed
 from squall.replica.part import CutReplica, PartCompute
+from squall.rules.apply import SliceState
 from squall.shard.events import Applied, Apply, NotFinite, Record, Store, Worker, WriteOut
 from squall.shard.store import shard_file, write_slices
 from squall.shard.tensors import PushRecorder, ShardTensors, WorkerMemory
@@ -53,6 +56,14 @@ class TensorArithmetic:
     def buffers(self, settled: BlockSet | None = None) -> dict[str, Tensor]:
         """The models' buffers as one set: the newest, or as of a checkpoint with these positions."""
         return self._prepared.buffers_at(list(self._left_buffers.values()), settled)
+
+    def states_kept(self, shard: int) -> list[SliceState]:
+        """A shard's slices as they are, in memory of their own."""
+        return self._shards[shard].states_kept()
+
+    def put_back(self, shard: int, states: Sequence[SliceState], versions: Mapping[int, int]) -> None:
+        """A shard goes on from an earlier state."""
+        self._shards[shard].put_back(states, versions)
 
     # What a World asks for -----------------------------------------------------------------------------
 

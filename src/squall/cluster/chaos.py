@@ -168,10 +168,10 @@ def expect_modelled(faults: Sequence[Fault], where: str) -> None:
     """
     for fault in faults:
         roles = [getattr(fault, name) for name in ("role", "one", "other") if hasattr(fault, name)]
-        if "evaluator" in roles or (isinstance(fault, Kill) and not fault.role.startswith("replica")):
+        if "evaluator" in roles:
             raise ConfigError(
                 subject=f"the fault '{fault}' under {where}",
-                expected="replicas to be killed, and replicas, shards or the coordinator to be paused or cut",
-                got=f"{roles[0]!r}" if isinstance(fault, Kill) else "'evaluator'",
+                expected="a replica, a shard or the coordinator",
+                got="'evaluator', which takes no time there",
                 remedy="Have it on real processes: squall.Local().",
             )

@@ -67,6 +67,7 @@ class Hearing:
         self._upsets = upsets
         self._revival = revival
         self._rates = Rates()
+        self._first_lives = {shard.name: shard.incarnation for shard in roster.of_kind("shard")}
         self._buffer_memories = started.buffer_memories()
         self._lost: set[tuple[str, int]] = set()  # roles, with the incarnation, that were told to be gone
         self._joined: dict[str, int] = {}  # by replica, the newest incarnation that has joined
@@ -154,7 +155,7 @@ class Hearing:
                 course.fail(error_of(message))
             case Ready():
                 course.raised.pop(role.name, None)  # of its life before
-                if role.kind == "shard" and role.incarnation > self._execution.prepared.starts:
+                if role.kind == "shard" and role.incarnation > self._first_lives[role.name]:
                     back = Joined(time_s=now, role=role.name, incarnation=role.incarnation)
                     self._recorder.happened(back)
                 if role.kind != "replica":

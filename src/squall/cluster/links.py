@@ -32,8 +32,14 @@ class Links:
 
     Attributes:
         usual: where nothing else is said.
-        special: by two name patterns, as in ``{("replica2", "shard*"): Link(0.1, 1e6)}``; the first that fits, in
-            either direction, holds.
+        special: by two name patterns, as in ``{("replica2.0", "shard*"): Link(0.1, 1e6)}``; the first that fits, in
+            either direction, holds. ``replica2`` is ``replica2.0``, too.
+
+    >>> links = Links(special={("replica2.0", "shard*"): Link(1.0), ("replica1", "coordinator"): Link(2.0)})
+    >>> links.of("shard3", "replica2").latency_s, links.of("replica2.0", "shard3").latency_s
+    (1.0, 1.0)
+    >>> links.of("replica1", "coordinator").latency_s, links.of("replica2.1", "shard3").latency_s
+    (2.0, 0.001)
     """
 
     usual: Link = field(default_factory=Link)
@@ -43,11 +49,15 @@ class Links:
         if not self.special:
             return self.usual
         for (first, second), link in self.special.items():
-            if (fnmatchcase(one, first) and fnmatchcase(other, second)) or (
-                fnmatchcase(other, first) and fnmatchcase(one, second)
-            ):
+            if (_fits(one, first) and _fits(other, second)) or (_fits(other, first) and _fits(one, second)):
                 return link
         return self.usual
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a role's name, as links call it, is of a pattern; a replica's lead has two names."""
+    is_lead = name.startswith("replica") and "." not in name
+    return fnmatchcase(name, pattern) or (is_lead and fnmatchcase(f"{name}.0", pattern))
 
 
 class Passage:

@@ -22,6 +22,7 @@ from squall.wire.address import Address
 
 if TYPE_CHECKING:
     from squall.training.execution import Ending, Execution
+    from squall.training.job import Job
 
 
 @named
@@ -51,7 +52,6 @@ class Local:
     """
 
     is_modelled: ClassVar[bool] = False
-    restarts_shards: ClassVar[bool] = True
 
     transport: str = "auto"
     bind: str = "127.0.0.1:0"
@@ -88,13 +88,17 @@ class Local:
         if self._zygote is None:
             self._zygote = Zygote.start(modules=["squall.cluster.role"])
 
+    def expect(self, job: Job) -> None:
+        """Refuse what cannot be done here; see `squall.training.execution.Cluster`."""
+        from squall.cluster.chaos import expect_kinds
+
+        expect_kinds(job.faults, "squall.Local", is_tcp=self.transport == "tcp")
+
     def run(self, execution: Execution) -> Ending:
         """Carry out a run; see `squall.training.execution.Cluster`."""
-        from squall.cluster.chaos import expect_kinds
         from squall.cluster.launch import Launch
         from squall.cluster.weather import suffering
 
-        expect_kinds(execution.prepared.job.faults, "squall.Local", is_tcp=self.transport == "tcp")
         if not self._is_busy.acquire(blocking=False):
             raise ConfigError(
                 subject="this Local cluster",

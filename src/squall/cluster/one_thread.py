@@ -12,15 +12,18 @@ from squall.blocks import BlockSet
 from squall.cluster.accounts import Accounts
 from squall.cluster.arithmetic import TensorArithmetic
 from squall.cluster.protocol_only import ProtocolOnly
-from squall.cluster.world import NO_REPLICA, Pace, World
-from squall.coordinator.events import Closed, CoordinatorEffect, Cut, Diverging, Report
+from squall.cluster.survival import Survival
+from squall.cluster.world import COORDINATOR, NO_REPLICA, Pace, World
+from squall.coordinator.events import Closed, CoordinatorEffect, Cut, Diverging, Found, Report
 from squall.coordinator.machine import CoordinatorMachine
+from squall.coordinator.recovery import Inheritance
 from squall.errors import DivergedError, NoReplicaError
-from squall.faults import Fault
-from squall.observe.events import Evaluated
+from squall.faults import Fault, Kill, Pause
+from squall.observe.events import Disturbed, Evaluated, Joined, Left, Recovered
 from squall.replica.downpour import downpour
 from squall.shard.events import Save
 from squall.shard.machine import ShardMachine
+from squall.training.durability import mode_of
 from squall.training.execution import Ending, Execution
 
 
@@ -46,27 +49,24 @@ class OneThread:
         self._accounts = accounts = Accounts(execution)
         self._tensors = None if is_modelled else TensorArithmetic(execution, accounts)
         self._diverging: Diverging | None = None
+        self._epoch = 0  # of the coordinator
         is_evaluated = prepared.evaluation is not None and not is_modelled
         self._evaluator = prepared.whole() if is_evaluated else None
         layout = prepared.layout
         slices = [tuple(spec.slice for spec in layout.slices_of(shard)) for shard in range(layout.num_shards)]
+        shards = [
+            ShardMachine(
+                shard=shard,
+                incarnation=accounts.lives[shard],
+                books=tuple(prepared.books[number] for number in slices[shard]),
+            )
+            for shard in range(layout.num_shards)
+        ]
+        mode = mode_of(prepared.job.durability)
+        self._survival = None if mode is None else Survival(mode, accounts, self._tensors, shards)
         self._world = World(
-            directs=CoordinatorMachine(
-                plan=prepared.plan,
-                num_replicas=prepared.job.replicas,
-                num_shards=layout.num_shards,
-                settled=prepared.settled,
-                max_staleness=prepared.job.strategy.max_staleness,
-                rhythm=prepared.rhythm,
-            ),
-            shards=[
-                ShardMachine(
-                    shard=shard,
-                    incarnation=prepared.starts,
-                    books=tuple(prepared.books[number] for number in slices[shard]),
-                )
-                for shard in range(layout.num_shards)
-            ],
+            directs=self._coordinator(),
+            shards=shards,
             slices=slices,
             num_replicas=prepared.job.replicas,
             loop=lambda: downpour(prepared.loop),
@@ -76,6 +76,21 @@ class OneThread:
             sizes=accounts.size_of,
             faults=faults,
             seed=seed,
+            struck=self._struck,
+            come_back=None if self._survival is None else self._come_back,
+            follow=self._coordinator,
+        )
+
+    def _coordinator(self, inheritance: Inheritance | None = None) -> CoordinatorMachine:
+        prepared = self._prepared
+        return CoordinatorMachine(
+            plan=prepared.plan,
+            num_replicas=prepared.job.replicas,
+            num_shards=prepared.layout.num_shards,
+            settled=BlockSet(prepared.settled.entries()),  # of its own: it goes on from there
+            max_staleness=prepared.job.strategy.max_staleness,
+            rhythm=prepared.rhythm,
+            inheritance=inheritance,
         )
 
     def virtual_now(self) -> float:
@@ -115,8 +130,30 @@ class OneThread:
         self._execution.checkpoints.reached(name, settled.blocks(), buffers, self._execution.now())
         return name
 
+    def _struck(self, virtual: float, role: str, fault: Kill | Pause, what: str) -> None:
+        recorder, now = self._execution.recorder, self._execution.now()
+        recorder.happened(Disturbed(time_s=now, role=role, what=what, fault=str(fault)))
+        if what == "kill" and not role.startswith("replica"):  # of replicas the coordinator tells
+            life = (
+                self._accounts.lives[int(role.removeprefix("shard"))] if role != COORDINATOR else self._epoch
+            )
+            why = f"was killed, as the chaos '{fault}' says"
+            recorder.happened(Left(time_s=now, role=role, why=why, incarnation=life))
+        if what == "kill" and role == COORDINATOR:
+            self._epoch += 1
+            self._execution.checkpoints.give_up()
+
+    def _come_back(self, index: int, dead: ShardMachine) -> ShardMachine:
+        assert self._survival is not None
+        back = self._survival.come_back(index, dead)
+        told = Joined(time_s=self._execution.now(), role=f"shard{index}", incarnation=back.incarnation)
+        self._execution.recorder.happened(told)
+        return back
+
     def _may_go_on(self) -> str | None:
         now = self._execution.now()
+        if self._survival is not None:
+            self._survival.tick(self._world.now, self._world.shards)
         self._execution.recorder.tick(now)
         self._execution.seal()
         done = self._execution.recorder.meter.minibatches
@@ -141,11 +178,16 @@ class OneThread:
                 )
                 if self._tensors is not None and self._evaluator is not None and recorder.is_evaluation_due():
                     self._evaluate(self._tensors, self._evaluator)
+            case Found(blocks=blocks):
+                for block in blocks:
+                    recorder.found(now, block=block)
             case Cut(name=name, settled=settled) if self._tensors is not None:
                 buffers = self._tensors.buffers(BlockSet.union(settled))
                 self._execution.checkpoints.reached(name, settled, buffers, now)
             case Report(event=event):
                 recorder.happened(replace(event, time_s=now))
+                if isinstance(event, Recovered):
+                    self._execution.checkpoints.lost(event.role)
             case Diverging():
                 self._diverging = self._diverging or effect
 

@@ -54,11 +54,12 @@ class Roster:
     def __init__(self, zygote: Zygote, logs: Path) -> None:
         self.roles: dict[str, RoleProcess] = {}
         self._zygote = zygote
+        self._claim = zygote.claim()  # for others may start roles from it at the same time
         self._logs = logs
         self._by_fd: dict[int, RoleProcess] = {}
         self._replaced: list[RoleProcess] = []  # though their processes may live
         self._epoll = select.epoll()
-        self._epoll.register(zygote.fileno(), select.EPOLLIN)
+        self._epoll.register(self._claim.fileno(), select.EPOLLIN)
 
     @staticmethod
     def number_of(role: RoleProcess) -> int:
@@ -89,7 +90,7 @@ class Roster:
         log = os.open(self._logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             passed = [payload.fd, theirs.fileno(), *fds]
-            pid = self._zygote.spawn(name, ROLE_MAIN, json.dumps(told).encode(), passed, log=log)
+            pid = self._claim.spawn(name, ROLE_MAIN, json.dumps(told).encode(), passed, log=log)
         finally:
             os.close(log)
             theirs.close()
@@ -116,7 +117,7 @@ class Roster:
     def signal(self, name: str, number: signal.Signals) -> bool:
         """Send a role a signal; False if it has ended already."""
         role = self.roles[name]
-        for process in self._zygote.roles():
+        for process in self._claim.roles():
             if process.pid == role.pid and not role.is_gone:
                 process.kill(number)
                 return True
@@ -143,7 +144,7 @@ class Roster:
         del self._by_fd[fd]
 
     def _exits(self) -> Iterator[tuple[RoleProcess, Exit]]:
-        for ended in self._zygote.exits():
+        for ended in self._claim.exits():
             role = self.roles.get(ended.name)
             if role is None or role.pid != ended.pid:
                 self._note_end(ended)
@@ -172,15 +173,16 @@ class Roster:
         """Kill what is left of these roles, and only these."""
         roles = (*self.roles.values(), *self._replaced)
         pids = {role.pid for role in roles}
-        for process in self._zygote.roles():
+        for process in self._claim.roles():
             if process.pid in pids:
                 process.kill(signal.SIGKILL)
         until = time.monotonic() + END_S
         while any(not role.is_gone for role in roles) and time.monotonic() < until:
-            wait([self._zygote], END_S)
-            for ended in self._zygote.exits():
+            wait([self._claim], END_S)
+            for ended in self._claim.exits():
                 for role in roles:
                     role.is_gone |= role.pid == ended.pid
         for role in self.roles.values():
             role.connection.close()
         self._epoll.close()
+        self._claim.close()

@@ -7,7 +7,6 @@ or, for replicas by the ten thousand, left out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from squall.cluster.chaos import expect_modelled
 from squall.cluster.links import Link, Links
@@ -18,6 +17,7 @@ from squall.faults import Fault, faults_of
 from squall.keywords import named
 from squall.model.randomness import random_state_kept
 from squall.training.execution import Ending, Execution
+from squall.training.job import Job
 
 
 @named
@@ -39,8 +39,6 @@ class Simulated:
     >>> Simulated(seed=1, speeds=(10.0, 1.0)).speeds
     (10.0, 1.0)
     """
-
-    restarts_shards: ClassVar[bool] = False
 
     seed: int = 0
     speeds: Sequence[float] = (10.0,)
@@ -81,9 +79,13 @@ class Simulated:
         assert not isinstance(faults, str)
         expect_modelled(faults, "squall.Simulated")
 
+    def expect(self, job: Job) -> None:
+        """See `squall.training.execution.Cluster`."""
+        self._expect(job.faults)
+        job.expect_roles(faults_of(self.faults, "Simulated(faults=)"), "Simulated(faults=)")
+
     def run(self, execution: Execution) -> Ending:
         chaos = execution.prepared.job.faults
-        self._expect(chaos)
         assert not isinstance(self.faults, str)
         pace = Pace(
             speeds=tuple(self.speeds),

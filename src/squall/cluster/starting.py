@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from squall.cluster.tcp import TcpAddresses, TcpPlan
 from squall.coordinator.recovery import Inheritance
 from squall.model.exchange import ExchangePlan
 from squall.shard.events import EVERY_PARTITION
+from squall.shard.records import first_incarnation
 from squall.training.durability import mode_of
 from squall.training.execution import Execution
 from squall.training.prepare import Prepared, not_trained
@@ -381,17 +381,6 @@ class _Starting:
         payload = pack(load, by_value_modules=_user_modules(self._prepared))
         self._made.append(payload)
         return payload
-
-
-def first_incarnation(ledger: Path, shard: int) -> int:
-    """The number of a shard's first start in this start of the run: above all that it ever had.
-
-    >>> first_incarnation(Path("no such directory"), 0)
-    0
-    """
-    prefix = f"shard{shard}-"
-    numbers = (path.stem.removeprefix(prefix) for path in ledger.glob(f"{prefix}*.ledger"))
-    return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
 
 
 def _model_load(prepared: Prepared) -> dict[str, Any]:

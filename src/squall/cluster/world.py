@@ -18,6 +18,7 @@ from squall.coordinator import events as coordinator
 from squall.coordinator.events import CoordinatorEffect
 from squall.coordinator.machine import CoordinatorMachine
 from squall.coordinator.recovery import Inheritance
+from squall.errors import LostError
 from squall.faults import AtStep, AtTime, Chance, Fault, Kill, Pause, is_named, role_of
 from squall.machines import Machine, drive
 from squall.replica import session as replica
@@ -29,6 +30,9 @@ from squall.shard.machine import ShardMachine
 from squall.wire import messages
 
 COORDINATOR = "coordinator"
+AGAIN_S = 0.1
+"""After so long a shard or coordinator comes back that was killed, if the fault does not say [virtual seconds]."""
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 NO_REPLICA = "no replica is left"
 
 
@@ -111,8 +115,9 @@ class World:
         tell: called with the time and each effect of the coordinator that is not a message.
         pace, faults, seed: what time and chance do.
         sizes: bytes of a message between two roles, for links that have a rate.
+        struck: called with the time, the role, the fault that befalls it now, and what that is: "kill", "stop", "go on".
         come_back: makes the decider of a shard that was killed and is started anew, from the one that was killed; None:
-            no shard is.
+            no shard is, and the first that is killed ends the run.
         follow: makes the decider of a coordinator that follows one that was killed; None: none is.
         outside: events that come to roles from outside of this world (tests).
         watch: called after every event with the role's name, its decider, the event and its effects, before
@@ -133,6 +138,7 @@ class World:
         sizes: Callable[[str, str, messages.Message], int] = lambda sender, receiver, message: 0,
         faults: Sequence[Fault] = (),
         seed: int = 0,
+        struck: Callable[[float, str, Kill | Pause, str], None] = lambda now, role, fault, what: None,
         come_back: Callable[[int, ShardMachine], ShardMachine] | None = None,
         follow: Callable[[Inheritance], CoordinatorMachine] | None = None,
         outside: Sequence[Outside] = (),
@@ -163,6 +169,7 @@ class World:
         self._left: dict[Worker, ReplicaSession] = {}  # which hear what was on its way when they left
         self._steps: dict[str, int] = {}
         self._restarting = 0
+        self._struck = struck
         self._come_back = come_back
         self._away: set[int] = set()  # shards that were killed
         self._follow = follow
@@ -334,9 +341,8 @@ class World:
             self._serve(index, request, life)
 
     def _kill_coordinator(self, back_after_s: float) -> None:
-        if not self._is_headless and self.why is None:
-            self._is_headless = True
-            self._at(back_after_s, "", self._coordinator_back)
+        self._is_headless = True
+        self._at(back_after_s, "", self._coordinator_back)
 
     def _coordinator_back(self) -> None:
         assert self._follow is not None, "nothing was said of who follows a coordinator"
@@ -480,20 +486,25 @@ class World:
                 return False
 
     def _upset(self, name: str, upset: Kill | Pause) -> None:
-        if isinstance(upset, Pause):
-            self._paused[name] = max(self._paused.get(name, 0.0), self.now + upset.seconds)
+        number = int(name.lstrip(_LETTERS) or 0)
+        if self._is_gone(name, number):
             return
+        if isinstance(upset, Pause):
+            self._struck(self.now, name, upset, "stop")
+            self._paused[name] = max(self._paused.get(name, 0.0), self.now + upset.seconds)
+            self._at(upset.seconds, "", partial(self._goes_on, name, upset))
+            return
+        self._struck(self.now, name, upset, "kill")
+        self._paused.pop(name, None)
+        back_after_s = upset.restart or AGAIN_S
         if name == COORDINATOR:
-            self._kill_coordinator(upset.restart or 0.1)
+            self._kill_coordinator(back_after_s)
             return
         if name.startswith("shard"):
-            self._kill_shard(int(name.removeprefix("shard")), upset.restart or 0.1)
+            self._kill_shard(number, back_after_s)
             return
-        number = int(name.removeprefix("replica"))
-        worker = self.workers.pop(number, None)
-        self.sessions.pop(number, None)
-        if worker is None:
-            return
+        worker = self.workers.pop(number)
+        self.sessions.pop(number)
         self._at(0.01, COORDINATOR, partial(self._lose, worker))
         for index in range(len(self.shards)):
             for one in self._workers_of(worker):
@@ -502,9 +513,19 @@ class World:
             self._restarting += 1
             self._at(upset.restart, "", lambda: self._restart(number, worker.incarnation + 1))
 
+    def _is_gone(self, name: str, number: int) -> bool:
+        if name == COORDINATOR:
+            return self._is_headless or self.why is not None
+        return number in self._away if name.startswith("shard") else number not in self.workers
+
+    def _goes_on(self, name: str, pause: Pause) -> None:
+        if name in self._paused and self._paused[name] <= self.now:
+            del self._paused[name]
+            self._struck(self.now, name, pause, "go on")
+
     def _kill_shard(self, index: int, back_after_s: float) -> None:
-        if index in self._away:
-            return
+        if self._come_back is None:
+            raise LostError(reason=f"shard{index} was killed, and the run cannot go on without it.")
         self._away.add(index)
         self._at(0.01, COORDINATOR, partial(self._lose_shard, index))
         self._at(back_after_s, "", partial(self._shard_back, index))
@@ -514,7 +535,7 @@ class World:
             self._direct(coordinator.ShardLost(now=self.now, shard=index))
 
     def _shard_back(self, index: int) -> None:
-        assert self._come_back is not None, "nothing was said of what survives a shard"
+        assert self._come_back is not None
         self.shards[index] = self._come_back(index, self.shards[index])
         self._away.discard(index)
         for lead in self.workers.values():

@@ -45,6 +45,7 @@ PRELOADED = ("torch", "torch.optim", "numpy")
 # A fork after a matrix product with two threads hangs in the child's first one. Roles set their own number later.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
+CLOSING_S = 0.1
 # Imports make no garbage worth looking for, and looking costs a tenth of their time.
 _BOOTSTRAP = """
 import gc, json, sys
@@ -85,6 +86,82 @@ class Role:
 
 
 @dataclass(slots=True, eq=False)
+class Claim:
+    """What one run starts through a zygote that others may use as well: it is told of the ends of these roles alone.
+
+    Claims of one zygote may be used by a thread each. `Zygote.claim` makes one.
+    """
+
+    _zygote: "Zygote"
+    _poll: select.epoll = field(default_factory=select.epoll)
+    # An eventfd, up while `exits` has something that was heard while somebody waited for something else.
+    _news: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    _ended: list[tuple[Exit, int | None]] = field(
+        default_factory=list
+    )  # each with its pidfd, until it is told
+    _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._poll.register(self._news, select.EPOLLIN)
+
+    def spawn(
+        self,
+        name: str,
+        target: str,
+        arguments: bytes = b"",
+        fds: Sequence[int] = (),
+        *,
+        log: int | None = None,
+    ) -> int:
+        """Fork a role, as `Zygote.spawn` does."""
+        return self._zygote._spawn(self, name, target, arguments, fds, log)
+
+    def roles(self) -> tuple[Role, ...]:
+        """Those that have been spawned here, and whose end has not been heard yet."""
+        return self._zygote._roles_of(self)
+
+    def exits(self) -> list[Exit]:
+        """Return the roles of this claim that have ended since the last call, without waiting."""
+        with self._zygote._lock:
+            self._zygote._look()
+            if not self._is_closed:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._news)
+            ended, self._ended = self._ended, []
+        for _, pidfd in ended:
+            if pidfd is not None:
+                os.close(pidfd)  # not before: whoever holds this claim may have been about to send a signal
+        return [exit_ for exit_, _ in ended]
+
+    def fileno(self) -> int:
+        """Readable when `exits` has something new to look at; for a poll of the caller's own."""
+        return self._poll.fileno()
+
+    def close(self) -> None:
+        """Nobody waits here any more; the roles go on. Twice does nothing."""
+        with self._zygote._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._zygote._claims.discard(self)
+            for _, pidfd in self._ended:
+                if pidfd is not None:
+                    os.close(pidfd)
+            self._ended = [(exit_, None) for exit_, _ in self._ended]
+            self._poll.close()
+            os.close(self._news)
+
+    def _take(self, role: Role, returncode: int | None) -> None:
+        """A role of this claim has ended."""
+        told = Exit(name=role.name, pid=role.pid, returncode=returncode)
+        if self._is_closed:
+            os.close(role.pidfd)
+        else:
+            os.eventfd_write(self._news, 1)
+            self._ended.append((told, role.pidfd))
+
+
+@dataclass(slots=True, eq=False)
 class Zygote(Closes):
     """The launcher's side: starts roles, and tells which have ended.
 
@@ -105,12 +182,15 @@ class Zygote(Closes):
     _channel: Channel
     _lifeline: int
     _log: IO[bytes]
-    _poll: select.epoll
-    _news: int  # an eventfd, up while `exits` has something that was heard while waiting for something else
     _is_ready: bool = False
     _is_closed: bool = False
-    _roles: dict[int, Role] = field(default_factory=dict)
-    _exits: list[Exit] = field(default_factory=list)
+    _roles: dict[int, tuple[Role, Claim]] = field(default_factory=dict)  # by pid
+    _claims: set[Claim] = field(default_factory=set)
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # a request and its reply belong together
+    _own: Claim = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._own = self.claim()
 
     @classmethod
     def start(cls, *, modules: Sequence[str] = ()) -> Self:
@@ -141,11 +221,16 @@ class Zygote(Closes):
         )
         theirs.close()
         os.close(lifeline_end)
-        news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poll = select.epoll()
-        poll.register(ours.fileno(), select.EPOLLIN)
-        poll.register(news, select.EPOLLIN)
-        return cls(process.pid, False, process, ours, lifeline, log, poll, news)
+        return cls(process.pid, False, process, ours, lifeline, log)
+
+    def claim(self) -> Claim:
+        """A claim on this zygote, for one run."""
+        with self._lock:
+            claim = Claim(self)
+            self._claims.add(claim)
+            if not self.is_lost and not self._is_closed:
+                claim._poll.register(self._channel.fileno(), select.EPOLLIN)
+            return claim
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
         """Wait until it has imported everything. `spawn` does so too.
@@ -154,10 +239,11 @@ class Zygote(Closes):
             RunError: it died, with what it printed, or it took too long.
         """
         until = time.monotonic() + timeout_s
-        while not self._is_ready:
-            if not wait([self._channel], max(0.0, until - time.monotonic())):
-                raise self._error(f"did not finish its imports within {timeout_s:g} s")
-            self._receive()
+        with self._lock:
+            while not self._is_ready:
+                if not wait([self._channel], max(0.0, until - time.monotonic())):
+                    raise self._error(f"did not finish its imports within {timeout_s:g} s")
+                self._receive()
 
     def spawn(
         self,
@@ -168,7 +254,7 @@ class Zygote(Closes):
         *,
         log: int | None = None,
     ) -> int:
-        """Fork a role; return its pid.
+        """Fork a role; return its pid. What follows of it is told by `exits`, and to no `Claim`.
 
         Args:
             name: what `exits` calls it, and `ps`, shortened.
@@ -180,6 +266,17 @@ class Zygote(Closes):
         Raises:
             RunError: the zygote is gone, has more than one thread, or the system forks no more.
         """
+        return self._own.spawn(name, target, arguments, fds, log=log)
+
+    def _spawn(
+        self, claim: Claim, name: str, target: str, arguments: bytes, fds: Sequence[int], log: int | None
+    ) -> int:
+        with self._lock:
+            return self._spawn_alone(claim, name, target, arguments, fds, log)
+
+    def _spawn_alone(
+        self, claim: Claim, name: str, target: str, arguments: bytes, fds: Sequence[int], log: int | None
+    ) -> int:
         if self._is_closed:
             raise RunError(reason=f"cannot start {name!r}: the process that starts the roles was closed")
         self.wait_ready()
@@ -198,33 +295,37 @@ class Zygote(Closes):
         while True:
             reply, received = self._receive()
             if "spawned" in reply:
-                self._roles[reply["spawned"]] = Role(name, reply["spawned"], *received)
+                self._roles[reply["spawned"]] = Role(name, reply["spawned"], *received), claim
                 return int(reply["spawned"])
             if "refused" in reply:
                 raise self._error(f"could not start {name!r}: {reply['refused']}")
 
     def roles(self) -> tuple[Role, ...]:
-        """Those that have been spawned and whose end `exits` has not told yet."""
-        return tuple(self._roles.values())
+        """Those that have been spawned, through whatever claim, and whose end has not been heard yet."""
+        with self._lock:
+            return tuple(role for role, _ in self._roles.values())
+
+    def _roles_of(self, claim: Claim) -> tuple[Role, ...]:
+        with self._lock:
+            return tuple(role for role, its in self._roles.values() if its is claim)
 
     def exits(self) -> list[Exit]:
-        """Return the roles that have ended since the last call, without waiting."""
-        if self._is_closed:
-            ended, self._exits = self._exits, []
-            return ended
-        self._take_what_is_there()
-        if self.is_lost:
-            gone = [role for role in self.roles() if _has_ended(role.pidfd)]
-            for role in gone:
-                self._ended(role.pid, None)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._news)
-        ended, self._exits = self._exits, []
-        return ended
+        """Return the roles of no `Claim` that have ended since the last call, without waiting."""
+        return self._own.exits()
 
     def fileno(self) -> int:
         """Readable when `exits` has something new to look at; for a poll of the caller's own."""
-        return self._poll.fileno()
+        return self._own.fileno()
+
+    def _look(self) -> None:
+        """Take what is there to be heard, whomever it is for."""
+        if self._is_closed:
+            return
+        self._take_what_is_there()
+        if self.is_lost:
+            for role in self.roles():
+                if _has_ended(role.pidfd):
+                    self._ended(role.pid, None)
 
     def log_text(self) -> str:
         """The last of what the zygote, and roles without a log of their own, have printed."""
@@ -246,8 +347,6 @@ class Zygote(Closes):
         self._is_closed = True
         self._channel.close()
         os.close(self._lifeline)
-        self._poll.close()
-        os.close(self._news)
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -256,14 +355,21 @@ class Zygote(Closes):
         self._log.close()
         for role in self.roles():
             os.close(role.pidfd)
+        self._roles.clear()
+        for claim in tuple(self._claims):
+            claim.close()
 
     def _wait_for_exits(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s
-        told = self.exits()
+        with self._lock:
+            self._look()
         while self._roles and (left_s := until - time.monotonic()) > 0:
-            self._poll.poll(left_s)
-            told += self.exits()
-        self._exits = told
+            if self.is_lost:
+                wait([role.pidfd for role in self.roles()], left_s)
+            else:
+                wait([self._channel], min(left_s, CLOSING_S))  # somebody else may hear of it first
+            with self._lock:
+                self._look()
 
     def _take_what_is_there(self) -> None:
         while not self.is_lost and wait([self._channel], 0):
@@ -283,17 +389,16 @@ class Zygote(Closes):
         return message, received[1]
 
     def _ended(self, pid: int, returncode: int | None) -> None:
-        role = self._roles.pop(pid)
-        os.close(role.pidfd)
-        os.eventfd_write(self._news, 1)
-        self._exits.append(Exit(name=role.name, pid=pid, returncode=returncode))
+        role, claim = self._roles.pop(pid)
+        claim._take(role, returncode)
 
     def _lose(self) -> None:
         if not self.is_lost:
             self.is_lost = True
-            self._poll.unregister(self._channel.fileno())
-            for role in self.roles():
-                self._poll.register(role.pidfd, select.EPOLLIN)
+            for claim in self._claims:
+                claim._poll.unregister(self._channel.fileno())
+                for role in self._roles_of(claim):
+                    claim._poll.register(role.pidfd, select.EPOLLIN)
 
     def _error(self, what: str) -> RunError:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -116,8 +116,13 @@ class LoopDoor:
         self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _read_shard(self, fd: int) -> None:
-        shard = self._shards[fd]
-        for message, _ in shard.arrived():
+        shard, is_over = self._shards[fd], False
+        try:
+            arrived = shard.arrived()
+        except RemoteProtocolError as error:  # its name and the token are no proof that it is a shard
+            print(f"closed the connection of {shard.name}: {error}", flush=True)
+            arrived, is_over = [], True
+        for message, _ in arrived:
             if isinstance(message, Diverged):
                 block: Block = message.block
                 self._end(
@@ -127,7 +132,7 @@ class LoopDoor:
                         block=f"push {block.first} of session {block.epoch}",
                     )
                 )
-        if shard.is_ended:
+        if shard.is_ended or is_over:
             self._part(self._shards, fd)
             self._end(Farewell(why=f"{shard.name} is gone"))
 

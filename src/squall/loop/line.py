@@ -122,7 +122,10 @@ class DoorLine:
 
 def rule_of(served: Served) -> Mapping[str, Any]:
     """How the shards update, as `Rule.describe` said it."""
-    rule = json.loads(served.rule)
+    try:
+        rule = json.loads(served.rule)
+    except (ValueError, RecursionError):
+        rule = None
     if not isinstance(rule, dict):
         raise RemoteProtocolError(reason=f"expected a description of the rule, but got {served.rule:.100}")
     return rule

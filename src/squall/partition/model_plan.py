@@ -146,14 +146,14 @@ class Plan:
             CorruptError: it is no plan, or a damaged one; names the place.
         """
         try:
-            text = Path(path).read_text()
+            text = Path(path).read_bytes()
         except OSError as error:
             raise ConfigError(
                 subject=f"the plan {str(path)!r}", expected="a file", got=str(error.strerror)
             ) from None
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _corrupt(path, f"no JSON: {error}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise _corrupt(path, "no plan of Squall")

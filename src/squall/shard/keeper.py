@@ -32,6 +32,8 @@ from squall.shard.store import copied
 from squall.wire.bulk import bytes_of
 
 LEAST_LOG_BYTES = 16 << 20
+MOST_LOG_COMMITS = 3000
+"""A log is not longer, in updates: each is done again when the shard comes back, which takes time whatever its size."""
 AGAIN_S = 10.0
 
 Mode: TypeAlias = float | str
@@ -89,6 +91,7 @@ class Keeper:
         self._pending: _Applied | None = None
         self._log: int | None = None
         self._log_bytes = 0
+        self._begun = found.number - found.log_commits  # what another restart would begin from
         self._most_log_bytes = max(LEAST_LOG_BYTES, 2 * sum(map(_num_bytes, found.states)))
         self._is_synced = True
         if self._interval_s is None:
@@ -163,7 +166,8 @@ class Keeper:
             is_due = has_news
             self._due = now + self._interval_s
         else:
-            is_due = bool(self.lost) or self._log_bytes > self._most_log_bytes
+            is_long = self._number - self._begun > MOST_LOG_COMMITS or self._log_bytes > self._most_log_bytes
+            is_due = bool(self.lost) or is_long
         if is_due:
             self._begin(now)
 
@@ -175,7 +179,7 @@ class Keeper:
             self._next_generation()
             place, generation, number = self._place, self._generation, self._number
             states, books = [copied(state) for state in self._states], [book.copy() for book in self._books]
-            self._writing = (generation, number)
+            self._writing, self._begun = (generation, number), number
             self._background.start(
                 str(generation), lambda: write_snapshot(place, generation, states, books, number)
             )

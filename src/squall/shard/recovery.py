@@ -31,7 +31,7 @@ class Recovered:
         number: commits that they hold.
         generation: the highest that any file has; 0 if there is none.
         snapshot: the generation of the snapshot that was read; 0 if there was none.
-        log_bytes: what logs hold since.
+        log_bytes, log_commits: what logs hold since.
         rows: of the ledger, for each commit that was read from a log.
         damage: what was passed over, in words.
     """
@@ -42,6 +42,7 @@ class Recovered:
     generation: int = 0
     snapshot: int = 0
     log_bytes: int = 0
+    log_commits: int = 0
     rows: list[LedgerRow] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
 
@@ -126,6 +127,7 @@ class _Replay:
                 for book in found.books:
                     book.refuse(commit.block)
             found.number = commit.number
+            found.log_commits += 1
         found.log_bytes += path.stat().st_size
         if frames.damage:
             found.damage.append(frames.damage)

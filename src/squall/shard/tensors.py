@@ -16,6 +16,7 @@ from squall.rules.apply import SliceState, apply_
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
 from squall.shard.events import Applied, Apply, NotFinite, Worker, WriteOut
+from squall.shard.store import copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,21 @@ class ShardTensors:
 
     def detach(self, worker: Worker) -> None:
         self._memory.pop(worker.place, None)
+
+    def states_kept(self) -> list[SliceState]:
+        """The slices as they are, in memory of their own."""
+        return [copied(state) for state in self.states.values()]
+
+    def put_back(self, states: Sequence[SliceState], versions: Mapping[int, int]) -> None:
+        """Go on from an earlier state.
+
+        Args:
+            states: taken over.
+            versions: by slice, as of then.
+        """
+        self.states = {state.spec.slice: state for state in states}
+        if self._recorder is not None:
+            self._recorder.put_back(versions)
 
     def apply(self, effect: Apply) -> Applied | NotFinite:
         push = effect.push
@@ -123,9 +139,15 @@ class PushRecorder:
     def __init__(self, directory: Path, versions: Mapping[int, int], sizes: Mapping[int, int]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._files: dict[int, BinaryIO] = {}
+        for number in versions:
+            self._files[number] = open(directory / push_file(number), "ab")  # noqa: SIM115
+        self._sizes = sizes
+        self.put_back(versions)
+
+    def put_back(self, versions: Mapping[int, int]) -> None:
+        """Forget what came after these versions."""
         for number, version in versions.items():
-            self._files[number] = file = open(directory / push_file(number), "ab")  # noqa: SIM115
-            file.truncate(version * sizes[number])
+            self._files[number].truncate(version * self._sizes[number])
 
     def keep(self, number: int, gradient: Tensor, missing: Sequence[slice]) -> None:
         if missing:

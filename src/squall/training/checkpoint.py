@@ -100,7 +100,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CorruptError: something is missing, torn or altered; named.
     """
     manifest = _read_manifest(folder / MANIFEST)
-    layout = Layout.from_json(manifest["layout"])
+    layout: Layout = manifest["layout"]
     states: list[SliceState] = []
     books: list[SliceBook] = []
     for shard in range(layout.num_shards):
@@ -169,7 +169,12 @@ def newest_checkpoint(checkpoints: Path) -> Checkpoint:
     raise damaged[0]
 
 
+_KINDS = {"minibatches": int, "time_s": int | float, "identity": dict, "starts": int, "files": dict}
+_NO_MANIFEST = (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, ConfigError)
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest with its layout rebuilt."""
     try:
         outer = json.loads(path.read_text())
         manifest = outer["manifest"]
@@ -177,11 +182,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise ValueError("its checksum does not fit")
         if manifest["format"] != "squall-checkpoint" or manifest["version"] != 1:
             raise ValueError(f"format {manifest['format']!r}, version {manifest['version']!r}")
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        if strange := [name for name, kind in _KINDS.items() if not isinstance(manifest[name], kind)]:
+            raise ValueError(f"another kind of value for {strange[0]!r}")
+        layout = Layout.from_json(manifest["layout"])
+    except _NO_MANIFEST as error:
         raise CorruptError(
             subject=str(path), expected="a checkpoint's manifest", got=f"{type(error).__name__}: {error}"
         ) from error
-    return dict(manifest)
+    return {**manifest, "layout": layout}
 
 
 def _check_sum(path: Path, expected: str | None) -> None:

@@ -12,6 +12,7 @@ from squall.errors import SquallError
 from squall.observe.events import Checkpointed
 from squall.training.best import BestKeeper
 from squall.training.directory import RunDirectory
+from squall.training.job import Job
 from squall.training.keeping import CheckpointKeeper
 from squall.training.prepare import Prepared
 from squall.training.recorder import Recorder
@@ -106,9 +107,12 @@ class Cluster(Protocol):
         """Whether no gradient is computed there: a run has a ledger then, but neither losses nor a model."""
         ...
 
-    @property
-    def restarts_shards(self) -> bool:
-        """Whether a shard that is killed comes back there with what it has on disk."""
+    def expect(self, job: Job) -> None:
+        """Refuse a job that cannot be carried out there, before anything has started.
+
+        Raises:
+            ConfigError: says what of it.
+        """
         ...
 
     def run(self, execution: Execution) -> Ending:

@@ -74,13 +74,7 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
     began = monotonic()
     if cluster.is_modelled:
         _check_modelled(job, resume)
-    if job.durability != "none" and not cluster.restarts_shards:
-        raise ConfigError(
-            subject="Job(durability=)",
-            expected='"none", where shards live in the calling process and end with it',
-            got=repr(job.durability),
-            remedy="Use cluster=squall.Local(), or checkpoint_every=.",
-        )
+    cluster.expect(job)
     remote = _remote(job, resume)
     checkpoint = _checkpoint_of(job, remote) if resume else None
     prepared = prepare(job, checkpoint)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from squall.errors import ConfigError
-from squall.faults import Fault, faults_of
+from squall.faults import Fault, expect_roles, faults_of
 from squall.keywords import named
 from squall.model.deferred import ModelInParts
 from squall.model.objective import Loss, Metric, Step
@@ -78,7 +78,7 @@ class Job:
         keep_best: name of a metric; the model that an evaluation finds best by it is kept as ``best.safetensors``
             (`Run.best`). "accuracy" and the like: the larger the better; names with "loss" or "error": the smaller.
         patience: end the run after so many evaluations in a row that were not better by `keep_best`.
-        durability: what a shard that is killed comes back with, under `squall.Local`. "ack": every push that was
+        durability: what a shard that is killed comes back with, under `squall.Local` and `squall.Simulated`. "ack": every push that was
             acknowledged. `squall.Interval(seconds)`: all but what was applied since it was last written down; that work
             is done again. "none": nothing, so that its death ends the run.
         record: keep every applied gradient in the run directory.
@@ -148,7 +148,18 @@ class Job:
         self._check_counts()
         self._check_kinds()
         self._check_not_built()
-        faults_of(self.chaos, "Job(chaos=)")
+        self.expect_roles(self.faults, "Job(chaos=)")
+
+    def expect_roles(self, faults: Sequence[Fault], where: str) -> None:
+        """Refuse faults of roles that a run of this job does not have.
+
+        Raises:
+            ConfigError: names the fault, the role, and `where` it was given.
+        """
+        has_evaluator = self.test is not None
+        expect_roles(
+            faults, replicas=self.replicas, shards=self.shards, has_evaluator=has_evaluator, where=where
+        )
 
     def _check_counts(self) -> None:
         for name in ("replicas", "partitions", "microbatches", "shards", "batch_size", "keep_checkpoints"):
