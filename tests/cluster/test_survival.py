@@ -64,6 +64,7 @@ def test_a_shard_that_dies_in_virtual_time_comes_back_when_its_fault_says() -> N
     rows = run.ledger()
     assert set(rows[rows["shard"] == 1]["shard_incarnation"]) == {0, 1}
     assert set(rows[rows["shard"] == 0]["shard_incarnation"]) == {0}
+    assert set(rows[rows["outcome"] == "rolled_back"]["shard"]) == {1}
 
 
 def test_without_durability_a_shard_that_dies_ends_the_run_in_virtual_time_too() -> None:
