@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(30)]
 
 
 @pytest.fixture(scope="module")
-def servers(local: Local) -> Iterator[Servers]:
+def servers(warm: Local) -> Iterator[Servers]:
     """Of `network()`, for tests that do not mind what others have pushed; no others may be served beside them."""
-    with serving(local, network()) as servers:
+    with serving(warm, network()) as servers:
         yield servers
 
 

@@ -172,7 +172,10 @@ def test_a_run_that_is_stopped_before_its_first_push_resumes_as_well(
 class Nowhere:
     """A cluster that nothing may be run on."""
 
-    is_modelled, restarts_shards = False, True
+    is_modelled = False
+
+    def expect(self, job: squall.Job) -> None:
+        """Anything."""
 
     def run(self, execution: Execution) -> Ending:
         raise AssertionError("it was finished")

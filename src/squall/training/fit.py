@@ -183,7 +183,7 @@ def _checkpoint_of(job: Job, remote: RemoteCheckpoints | None) -> Checkpoint:
 
 def _finished(path: Path, prepared: Prepared) -> str | None:
     """Why a run that is to be resumed has ended already, with all that is now asked for; None if it goes on."""
-    directory = RunDirectory.open(path)
+    directory = RunDirectory.open(path, is_new=True)  # what it goes on from may be kept elsewhere
     if not (directory.result.exists() and directory.model.exists()):
         return None
     why = str(directory.read_json(directory.result).get("why"))
