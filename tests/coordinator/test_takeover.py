@@ -135,7 +135,7 @@ def test_each_shard_that_came_back_unheard_is_told_of_once() -> None:
     ]
     assert [lives.vouch(block(1), [(shard, 0)]) for shard in (0, 1)] == [True, False]
     assert lives.vouch(block(0), [(1, 0)])
-    assert not lives.returned(0, 1, BlockSet()), "it is known"
+    assert lives.returned(0, 1, BlockSet()) is None, "it is known"
 
 
 def test_replicas_that_stay_silent_are_waited_for_no_longer_than_patience_lasts() -> None:

@@ -171,6 +171,7 @@ class CoordinatorRules:
         self.stop: Stop | None = None
         self.away: dict[int, float] = {}
         self.lives: dict[int, tuple[int, Places | None]] = {}
+        self.acknowledged: set[tuple[int, int, tuple[int, int, int]]] = set()  # shard, its life, place
         self.num_done = 0
         self.is_short = False  # a shard has lost something when nobody could do it again
         self.out: list[Any] = []
@@ -239,6 +240,14 @@ class CoordinatorRules:
         if known is not None and known[0] >= told.incarnation:
             return
         had = None if told.everywhere is None else _places(told.everywhere)
+        if (
+            had is not None
+        ):  # and what it has acknowledged since, or a later life of it, as replicas have told
+            had |= {
+                place
+                for shard, life, place in self.acknowledged
+                if shard == event.shard and life >= told.incarnation and life == self._last_life(shard)
+            }
         self.lives[event.shard] = (told.incarnation, had)
         lost = frozenset() if had is None else self._done_places() - had
         self.out.append(
@@ -287,7 +296,12 @@ class CoordinatorRules:
             newest, had = self.lives.get(shard, (0, None))
             if had is not None and incarnation < newest and not positions(report.block) <= had:
                 return False
+        for shard, incarnation in report.lives:
+            self.acknowledged |= {(shard, incarnation, place) for place in positions(report.block)}
         return True
+
+    def _last_life(self, shard: int) -> int:
+        return max(life for other, life, _ in self.acknowledged if other == shard)
 
     # Checkpoints ----------------------------------------------------------------------------------------
 

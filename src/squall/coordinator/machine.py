@@ -426,8 +426,9 @@ class CoordinatorMachine(Machine):
         """Have done again what it has come back without; or say so, for the run to be resumed."""
         told = event.message
         assert isinstance(told, Returned)
-        had = self.settled if told.everywhere is None else BlockSet.union(told.everywhere)
-        if not self._shards.returned(event.shard, told.incarnation, had):
+        came_with = self.settled if told.everywhere is None else BlockSet.union(told.everywhere)
+        had = self._shards.returned(event.shard, told.incarnation, came_with)
+        if had is None:
             return ()
         if told.everywhere is not None:
             self._refusals.shard_returned(event.shard, had)
