@@ -202,6 +202,10 @@ class CorruptError(_Explained):
     """A file of a run directory is torn, foreign or altered: it is named and never loaded."""
 
 
+MISFITS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What taking a description apart raises that is none: whoever reads one from outside refuses it by these."""
+
+
 class ProtocolError(SquallError):
     """Someone sent a message that the protocol does not allow."""
 

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import nn
 
 import squall
-from squall.errors import ConfigError, CorruptError, RemoteProtocolError
+from squall.errors import MISFITS, ConfigError, CorruptError, RemoteProtocolError
 from squall.faults import parse
 from squall.loop.door import served
 from squall.loop.line import _layout, rule_of
@@ -136,7 +136,7 @@ def plan_of_a_graph(data: bytes) -> object:
     """The same by numbers; who reads it knows these errors."""
     try:
         return numbered.Plan.from_json(data.decode(errors="replace"))
-    except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (ConfigError, *MISFITS) as error:
         return error
 
 

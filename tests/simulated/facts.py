@@ -192,7 +192,7 @@ def _wrong_start(result: Result) -> Iterator[str]:
     if not schedule.has:
         blocks = expected_blocks(schedule)[: schedule.warm_start]
         senders = {
-            row.sender
+            row.sender.replica
             for _, _, row in result.arithmetic.rows
             if row.block in blocks and row.outcome is Outcome.APPLIED
         }

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from squall.errors import ConfigError, CorruptError, LostError, ModelError, RemoteProtocolError
+from squall.errors import MISFITS, ConfigError, CorruptError, LostError, ModelError, RemoteProtocolError
 from squall.model.exchange import ExchangePlan
 from squall.model.layout import Layout
 from squall.model.parameters import ParameterSpace, TensorSpec
@@ -169,5 +169,5 @@ def _layout(told: Served) -> Layout:
             for number, row in enumerate(told.slices)
         ]
         return Layout.from_json({"space": space.to_json(), "num_shards": len(told.shards), "slices": rows})
-    except (ConfigError, CorruptError, KeyError) as error:
+    except (ConfigError, CorruptError, *MISFITS) as error:
         raise RemoteProtocolError(reason=f"the door told a layout that is none: {error}") from error

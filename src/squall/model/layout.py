@@ -91,6 +91,10 @@ class SliceSpec:
         return self.size * ITEM_SIZES[self.master_dtype]
 
 
+MOST_SHARDS = 65_536
+"""Far more than anybody starts: a description that says more is none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLoad:
     """A row of `Layout.table`: what a shard holds [bytes], and that as a multiple of the mean over shards."""
@@ -257,9 +261,12 @@ def _expect(is_so: bool, expected: str, got: object) -> None:
 
 
 def _expect_shards(num_shards: int) -> None:
-    if num_shards < 1:
+    if not 1 <= num_shards <= MOST_SHARDS:
         raise ConfigError(
-            subject="shards", expected="at least 1", got=str(num_shards), remedy="Give the run a shard."
+            subject="shards",
+            expected=f"1 to {MOST_SHARDS:,}",
+            got=str(num_shards),
+            remedy="Give the run a shard.",
         )
 
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from squall.errors import ConfigError, CorruptError
+from squall.errors import MISFITS, ConfigError, CorruptError
 from squall.model.graph import Extent, Graph, Source
 from squall.partition import plan as numbered
 from squall.partition import planner
@@ -166,7 +166,7 @@ class Plan:
             )
         try:
             return cls.from_json(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MISFITS as error:
             raise _corrupt(path, f"{type(error).__name__}: {error}") from None
 
     def to_json(self) -> dict[str, Any]:

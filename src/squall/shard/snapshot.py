@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from squall.blocks import BlockSet
-from squall.errors import CorruptError
+from squall.errors import MISFITS, CorruptError
 from squall.observe.files import sync_directory
 from squall.rules.apply import SliceState
 from squall.shard.books import SliceBook
@@ -139,7 +139,7 @@ def read_snapshot(
         if (head.format, head.shard, head.schema) != (FORMAT, place.shard, place.schema):
             raise ValueError(f"format {head.format} of shard {head.shard} and model {head.schema:.12}")
         states = [_state(one, entry, vectors) for one, entry in zip(like, head.books, strict=True)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MISFITS) as error:
         raise CorruptError(
             subject=str(path),
             expected=f"a whole snapshot of shard {place.shard}",

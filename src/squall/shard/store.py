@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from squall.blocks import BlockSet
-from squall.errors import CorruptError
+from squall.errors import MISFITS, CorruptError
 from squall.model.layout import SliceSpec
 from squall.observe.files import write_atomic
 from squall.rules.apply import SliceState
@@ -115,7 +115,7 @@ def read_slices(path: Path, specs: Sequence[SliceSpec]) -> tuple[list[SliceState
         told = {entry["slice"]: entry for entry in json.loads(metadata["books"])}
         states = [_state(spec, tensors, told[spec.slice]["slots"]) for spec in specs]
         books = [_book_from_json(told[spec.slice]) for spec in specs]
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, *MISFITS) as error:
         raise CorruptError(
             subject=str(path),
             expected=f"the slices {[spec.slice for spec in specs]} of a shard",

@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from squall.blocks import BlockSet
-from squall.errors import ConfigError, CorruptError
+from squall.errors import MISFITS, ConfigError, CorruptError
 from squall.model.install import assemble, split
 from squall.model.layout import Layout
 from squall.observe.files import sha256_file, sync_directory, write_atomic
@@ -170,7 +170,7 @@ def newest_checkpoint(checkpoints: Path) -> Checkpoint:
 
 
 _KINDS = {"minibatches": int, "time_s": int | float, "identity": dict, "starts": int, "files": dict}
-_NO_MANIFEST = (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, ConfigError)
+_NO_MANIFEST = (OSError, *MISFITS, ConfigError)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
