@@ -177,7 +177,7 @@ def test_the_table_says_how_far_from_the_mean_each_shard_is() -> None:
 
 
 def test_no_shard_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 1, but got 0"):
+    with pytest.raises(ConfigError, match="expected 1 to 65,536, but got 0"):
         Layout.balanced(space_of(4), num_shards=0)
 
 
