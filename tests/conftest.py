@@ -1,5 +1,6 @@
 """Fixtures that tests share; above all one warm cluster of processes."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,8 +9,13 @@ from hypothesis import HealthCheck, settings
 
 from squall.cluster.local import Local
 
-# How fast a busy machine draws examples says nothing about what is tested.
-settings.register_profile("squall", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How fast a busy machine draws examples says nothing about what is tested. In CI the same ones are drawn each time.
+settings.register_profile(
+    "squall",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("squall")
 
 

@@ -22,9 +22,16 @@ from squall.nouns import Noun
 from squall.wire.codec import Codec, code_of
 from squall.wire.connection import CODEC
 from squall.wire.control import Closings, Control, Failed
+from squall.wire.crew import Crew
+from squall.wire.joining import Joining
 from squall.wire.messages import Ask, Fetch, Message, Push, Pushed, SliceState
 
-ALL: tuple[type[Noun], ...] = (*get_args(Message), *get_args(Control))
+ALL: tuple[type[Noun], ...] = (
+    *get_args(Message),
+    *get_args(Control),
+    *get_args(Joining),
+    *get_args(Crew),
+)
 
 blocks = st.builds(
     lambda stage, epoch, first, size: Block(stage, epoch, first, first + size),
