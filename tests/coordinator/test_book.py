@@ -11,27 +11,16 @@ from squall.blocks import Block, BlockSet
 from squall.coordinator.book import BlockBook, Handed
 from squall.coordinator.events import Found
 from squall.coordinator.recovery import Past
-from squall.coordinator.work import Rhythm, WorkPlan
+from squall.coordinator.work import Rhythm
+from tests.coordinator.plans import block, plan_of
 
 KNOWN = Past(is_done=False, is_refused=False, was_told_done=False, why_refused=None)
-
-
-def block(first: int) -> Block:
-    return Block(0, 0, first, first + 1)
 
 
 def book(
     blocks: int = 6, *, warm_start: int = 0, max_staleness: int | None = None, rhythm: Rhythm | None = None
 ) -> BlockBook:
-    plan = WorkPlan(
-        stage=0,
-        minibatches_per_epoch=blocks,
-        block_length=1,
-        epochs=1,
-        steps=None,
-        warm_start=warm_start,
-    )
-    return BlockBook(plan, BlockSet(), max_staleness, rhythm)
+    return BlockBook(plan_of(blocks, warm_start=warm_start), BlockSet(), max_staleness, rhythm)
 
 
 def handed(book: BlockBook, num: int) -> list[Block]:

@@ -4,10 +4,10 @@ Planted faults, each seen to fail: a late block begun beside what was granted wi
 another · a late block that, once begun anew, holds nothing back.
 """
 
-from squall.blocks import Block
 from squall.coordinator.gate import StalenessGate
+from tests.coordinator.plans import block
 
-A, B, C, D = (Block(0, 0, number, number + 1) for number in range(4))
+A, B, C, D = map(block, range(4))
 
 
 def test_what_was_granted_before_may_all_be_begun_again_at_once_and_nothing_beside_it() -> None:

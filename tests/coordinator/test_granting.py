@@ -12,29 +12,17 @@ from squall.coordinator.events import Report
 from squall.coordinator.granting import Granting
 from squall.coordinator.membership import Membership
 from squall.coordinator.refusals import Refusals
-from squall.coordinator.work import WorkPlan
 from squall.observe.events import Redone
 from squall.wire.messages import Lease
-
-
-def block(first: int) -> Block:
-    return Block(0, 0, first, first + 1)
+from tests.coordinator.plans import block, plan_of
 
 
 class Desk:
     """All that granting needs, with so many replicas that have joined."""
 
     def __init__(self, replicas: int, blocks: int = 6, warm_start: int = 0) -> None:
-        plan = WorkPlan(
-            stage=0,
-            minibatches_per_epoch=blocks,
-            block_length=1,
-            epochs=1,
-            steps=None,
-            warm_start=warm_start,
-        )
         self.membership = Membership(())
-        self.book = BlockBook(plan, BlockSet())
+        self.book = BlockBook(plan_of(blocks, warm_start=warm_start), BlockSet())
         self.refusals = Refusals(num_shards=1)
         self.granting = Granting(self.membership, self.book, self.refusals)
         self.requests = 0

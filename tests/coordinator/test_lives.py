@@ -4,12 +4,9 @@ Planted faults, each seen to fail: what it has acknowledged since taken for lost
 for kept.
 """
 
-from squall.blocks import Block, BlockSet
+from squall.blocks import BlockSet
 from squall.coordinator.lives import ShardLives
-
-
-def block(number: int) -> Block:
-    return Block(0, 0, number, number + 1)
+from tests.coordinator.plans import block
 
 
 def test_what_it_has_acknowledged_since_is_there_though_a_replica_was_quicker_to_tell() -> None:
