@@ -48,6 +48,7 @@ _PUBLIC = {
     "Checkpointed": "squall.observe.events",
     "Recovered": "squall.observe.events",
     "Unkept": "squall.observe.events",
+    "Silent": "squall.observe.events",
     "Disturbed": "squall.observe.events",
     "AlsoFailed": "squall.observe.events",
     "Ended": "squall.observe.events",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from squall.observe.events import Recovered as Recovered
     from squall.observe.events import Redone as Redone
     from squall.observe.events import Refused as Refused
+    from squall.observe.events import Silent as Silent
     from squall.observe.events import Unkept as Unkept
     from squall.observe.loggers import TensorBoard as TensorBoard
     from squall.partition.cost import Machine as Machine

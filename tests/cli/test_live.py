@@ -31,6 +31,7 @@ from squall.observe.events import (
     Redone,
     Refused,
     RoleStatus,
+    Silent,
     Unkept,
 )
 
@@ -69,6 +70,11 @@ NEWS: list[tuple[Event, str]] = [
         "   7.3 s  shard1 cannot keep its state on disk: No space left on device",
     ),
     (Unkept(time_s=7.4, role="shard1", why=""), "   7.4 s  shard1 keeps its state on disk again"),
+    (
+        Silent(time_s=9.3, role="shard0", seconds=5.4, waiting=("replica0.0",)),
+        "   9.3 s  replica0.0 waits for shard0, which has not answered for 5 s",
+    ),
+    (Silent(time_s=9.4, role="shard0", seconds=12.0), "   9.4 s  the wait for shard0 is over, after 12 s"),
     (
         Disturbed(time_s=9.5, role="shard0", what="stop", fault="pause:shard,3s@t=9"),
         "   9.5 s  chaos, pause:shard,3s@t=9: stops shard0",

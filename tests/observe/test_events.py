@@ -27,6 +27,7 @@ from squall.observe.events import (
     Redone,
     Refused,
     RoleStatus,
+    Silent,
     Unkept,
     as_record,
 )
@@ -51,6 +52,7 @@ EVENTS: list[Event] = [
     Checkpointed(time_s=1.0, path="checkpoints/3", minibatches=3),
     Recovered(time_s=1.0, role="shard0", incarnation=1, lost=3),
     Unkept(time_s=1.0, role="shard0", why="No space left on device"),
+    Silent(time_s=6.0, role="shard0", seconds=5.0, waiting=("replica0.0",)),
     AlsoFailed(time_s=1.0, error="shard0 was killed by SIGKILL"),
     Ended(time_s=1.0, why="all steps are done"),
 ]

@@ -2,7 +2,8 @@
 
 Faults planted here by hand, each seen to fail a test: the records of an earlier life taken for the newest · a death matched
 with the life after the next · what was rolled back counted as done · done counted on one slice only · a cut-off run told
-as failed · what is lost counted from the start · blocks redone counted once for each slice.
+as failed · what is lost counted from the start · blocks redone counted once for each slice · a wait counted from when it was
+told · one that others join told twice · one that was over told to the end.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,20 @@ from typing import Any
 import numpy as np
 
 from squall.blocks import Block
-from squall.observe.events import AlsoFailed, Ended, Event, Joined, Progress, Redone, Refused, as_record
+from squall.observe.events import (
+    AlsoFailed,
+    Ended,
+    Event,
+    Joined,
+    Progress,
+    Redone,
+    Refused,
+    Silent,
+    as_record,
+)
 from squall.observe.events import Left as LeftRun
 from squall.observe.ledger import LEDGER_DTYPE, Ledger
-from squall.observe.story import GONE, Durable, Left, Story, newest_life, tell
+from squall.observe.story import GONE, Durable, Left, Story, Wait, newest_life, tell
 
 BLOCK = Block(0, 1, 4, 6)
 
@@ -141,3 +152,25 @@ def test_refusals_and_the_extent_of_the_run_are_told() -> None:
     assert told.refused == ("epoch 1, positions 4 to 5: the gradient of 'w' was not finite",)
     assert told.total == 40
     assert (told.minibatches, told.last, told.lost) == (0, "", 0)
+
+
+def silent(role: str, time_s: float, seconds: float, *waiting: str) -> Silent:
+    return Silent(time_s=time_s, role=role, seconds=seconds, waiting=waiting)
+
+
+def test_waits_are_told_with_when_they_began_and_how_long_they_were() -> None:
+    told = story(
+        [
+            silent("shard1", 6.0, 5.0, "replica0.0"),
+            silent("shard0", 7.0, 5.5, "replica0.0"),
+            silent("shard1", 9.0, 5.0, "replica1.0"),
+            silent("shard1", 13.0, 12.0),
+            silent("shard1", 20.0, 6.0, "replica0.0"),
+            Ended(time_s=30.0, why="stopped"),
+        ]
+    )
+    assert told.waits == (
+        Wait(role="shard1", since_s=1.0, seconds=12.0),
+        Wait(role="shard0", since_s=1.5),
+        Wait(role="shard1", since_s=14.0),
+    )

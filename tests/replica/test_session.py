@@ -221,6 +221,17 @@ def test_a_second_answer_of_one_shard_does_not_stand_for_the_other() -> None:
     assert talk.session.phase is Phase.EXCHANGING
 
 
+def test_it_says_which_shards_hold_its_loop_up_and_with_which_request() -> None:
+    talk = Talk()
+    assert talk.session.awaits == {}
+    talk.handle(Started())
+    assert talk.session.awaits == {0: 1, 1: 1}
+    talk.fetched(1, 1)
+    assert talk.session.awaits == {0: 1}
+    talk.fetched(0, 1)
+    assert talk.session.awaits == {}
+
+
 def test_a_lease_that_comes_early_waits_for_its_turn() -> None:
     talk = Talk(ahead=1).join()
     assert talk.lease(3, first=5) == ()

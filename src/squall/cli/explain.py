@@ -1,6 +1,7 @@
 """``squall explain``: what became of a run, and what to do now."""
 
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from squall.cli.runs import table
 from squall.errors import CorruptError
 from squall.observe.ledger import read_ledger
 from squall.observe.metrics import read_history
-from squall.observe.story import Durable, Left, Story, tell
+from squall.observe.story import Durable, Left, Story, Wait, tell
 from squall.observe.units import human_seconds
 from squall.training.directory import RunDirectory
 
 MOST_DEATHS = 20
+MOST_WAITS = 5
 
 
 def explain(path: Path) -> Story:
@@ -90,6 +92,7 @@ def lines(story: Story, path: Path) -> list[str]:
         ("redone", f"{story.redone:,} blocks; {story.repeated:,} pushes came twice and changed nothing"),
         ("before", _before(story)),
         *(("refused", words) for words in story.refused),
+        *(("waited", words) for words in _waited(story.waits)),
         ("next", _next(story, path)),
     ]
     width = max(len(name) for name, _ in rows)
@@ -116,6 +119,14 @@ def _before(story: Story) -> str:
     if not story.resumed:
         return ""
     return f"resumed {story.resumed:,} times; {story.rolled_back:,} minibatches of earlier lives were lost and done again"
+
+
+def _waited(waits: Sequence[Wait]) -> Iterator[str]:
+    if (rest := len(waits) - MOST_WAITS) > 0:
+        yield f"{rest:,} times before that"
+    for wait in waits[-MOST_WAITS:]:
+        how_long = "to the end" if wait.seconds is None else f"for {human_seconds(wait.seconds)}"
+        yield f"for {wait.role}, which did not answer, from {wait.since_s:.1f} s on, {how_long}"
 
 
 def _next(story: Story, path: Path) -> str:

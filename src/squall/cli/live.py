@@ -29,6 +29,7 @@ from squall.observe.events import (
     Refused,
     RoleState,
     RoleStatus,
+    Silent,
     Unkept,
 )
 from squall.observe.units import human_bytes, human_rate, human_seconds, one_line
@@ -196,6 +197,13 @@ class Board:
                     f"{event.role} cannot keep its state on disk: {event.why}"
                     if event.why
                     else f"{event.role} keeps its state on disk again"
+                )
+            case Silent():
+                seconds = f"{event.seconds:.0f} s"
+                return (
+                    f"{event.waiting[0]} waits for {event.role}, which has not answered for {seconds}"
+                    if event.waiting
+                    else f"the wait for {event.role} is over, after {seconds}"
                 )
             case Disturbed():
                 return f"chaos, {event.fault}: {_STRIKES[event.what]} {event.role}"

@@ -10,6 +10,7 @@ from squall.cluster.told import traffic_of
 from squall.errors import LostError, NoReplicaError
 from squall.training.execution import Ending, Execution
 from squall.wire.control import Finish, SaveSlices, StopRun
+from squall.wire.tcp import WAITS_TOLD_AFTER_S
 
 LEAVE_S = 5.0
 ALONE_S = 1.0
@@ -75,13 +76,17 @@ class Closing:
         self._course.last = self._checkpoints.new_name()
         for role in self._roster.of_kind("shard"):
             self._roster.send(role, SaveSlices(name=self._course.last))
-        until = time.monotonic() + SAVE_S
+        began = time.monotonic()
         while missing := sorted(self._checkpoints.missing):
-            if any(map(self._is_lost, missing)) or time.monotonic() > until:
+            waited_s = time.monotonic() - began
+            if any(map(self._is_lost, missing)) or waited_s > SAVE_S:
                 names = ", ".join(f"{name}{self._course.raised_by(name)}" for name in missing)
                 told = f"{names} did not write its slices to the checkpoint"
                 self._course.fail(LostError(reason=told), is_fatal=True)
                 return
+            if waited_s > WAITS_TOLD_AFTER_S:
+                told = f"the last checkpoint waits for {', '.join(missing)}, since {waited_s:.0f} s"
+                self._execution.recorder.tick(self._execution.now(), waits=(told,))
             self._hearing.hear()
 
     def _is_lost(self, name: str) -> bool:

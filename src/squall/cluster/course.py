@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from squall.blocks import BlockSet
 from squall.cluster.roster import RoleProcess
+from squall.cluster.silences import Silences
 from squall.errors import SquallError, UserCodeError
 from squall.wire.control import LinkCount
 
@@ -21,6 +22,7 @@ class Course:
         errors: what failed, in order.
         is_fatal: there is nothing left that could be saved.
         waits: who waits for whom, in words.
+        silences: who waits for whose answer.
         is_evaluating: the evaluator is busy, or gone.
         ends: by replica, how it ended the last time, in words.
         raised: by role, the exception that it is about to end with.
@@ -37,6 +39,7 @@ class Course:
     errors: list[SquallError] = field(default_factory=list)
     is_fatal: bool = False
     waits: tuple[str, ...] = ()
+    silences: Silences = field(default_factory=Silences)
     is_evaluating: bool = False
     ends: dict[str, str] = field(default_factory=dict)
     raised: dict[str, str] = field(default_factory=dict)

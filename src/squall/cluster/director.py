@@ -38,9 +38,13 @@ class DirectorBook:
         """It has said something, or another was started."""
         self._heard = now
 
+    def silent_s(self, now: float) -> float:
+        """For how long it has said nothing [seconds]."""
+        return now - self._heard
+
     def is_silent(self, now: float) -> bool:
         """Whether it has been silent for too long."""
-        return now - self._heard > SILENT_S
+        return self.silent_s(now) > SILENT_S
 
     def closed(self, blocks: Iterable[Block]) -> None:
         """It has told that these are done."""

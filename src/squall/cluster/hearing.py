@@ -18,6 +18,7 @@ from squall.errors import DivergedError, LostError, RemoteProtocolError
 from squall.observe.events import Event, Joined, Left, Link, Unkept
 from squall.training.execution import Execution
 from squall.wire.control import (
+    Awaits,
     BuffersCopied,
     Closings,
     Counted,
@@ -128,6 +129,9 @@ class Hearing:
                     self._checkpoints.lost(message.role)
             case Waiting(waits=waits):
                 course.waits = waits
+            case Awaits(role=awaited, seconds=seconds):
+                if (silent := course.silences.told(role.name, awaited, seconds, now)) is not None:
+                    self._recorder.happened(silent)
             case Counted(links=links, refused=refused):
                 course.counts[role.name] = links
                 course.refused[role.name] = refused
@@ -192,6 +196,7 @@ class Hearing:
         return DivergedError(tensor=tensor, step=str(message.block), what=message.what)
 
     def _on_exit(self, role: RoleProcess, ended: Exit) -> None:
+        self._course.silences.ended(role.name)
         if role.kind == "shard" and self._revival.comes_back(role, ended):
             return
         if self._course.why is not None:

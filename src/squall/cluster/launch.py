@@ -88,7 +88,7 @@ class _Followed:
             self._evaluate_if_due()
             self._checkpoint_if_due()
             now = self._execution.now()
-            waits = self._course.waits + self._revival.waits(now)
+            waits = self._course.silences.waits(now) + self._course.waits + self._revival.waits(now)
             self._recorder.tick(now, waits=waits, links=self._hearing.links)
 
     def _also_failed(self, error: SquallError) -> None:

@@ -21,6 +21,7 @@ from squall.errors import LostError, RunError
 from squall.observe.events import Event, Left
 from squall.training.execution import Execution
 from squall.wire.control import StopRun, TakeCheckpoint
+from squall.wire.tcp import WAITS_TOLD_AFTER_S
 
 
 class Revival:
@@ -63,8 +64,15 @@ class Revival:
         return self._restarts.is_awaited(name)
 
     def waits(self, now: float) -> tuple[str, ...]:
-        """Who is to be started, in words."""
-        return self._restarts.waits(now)
+        """Who is to be started, and whether the coordinator stands still, in words."""
+        silent_s, is_gone = (
+            self._director.silent_s(time.monotonic()),
+            self._roster.roles["coordinator"].is_gone,
+        )
+        if is_gone or silent_s < WAITS_TOLD_AFTER_S:
+            return self._restarts.waits(now)
+        told = f"the run waits for the coordinator, since {silent_s:.0f} s"
+        return (told, *self._restarts.waits(now))
 
     # What counts for it ---------------------------------------------------------------------------------
 

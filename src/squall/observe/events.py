@@ -190,6 +190,23 @@ class Unkept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Silent:
+    """A role has not answered those who wait for it, for more than five seconds; or the wait is over.
+
+    Attributes:
+        time_s: when.
+        role: as in ``"shard0"``.
+        seconds: how long it has been waited for by then.
+        waiting: who said so first, as in ``("replica0.0",)``; empty: nobody waits any more.
+    """
+
+    time_s: float
+    role: str
+    seconds: float
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbed:
     """Chaos that the job asked for has struck a role.
 
@@ -239,6 +256,7 @@ Event: TypeAlias = (
     | Checkpointed
     | Recovered
     | Unkept
+    | Silent
     | Disturbed
     | AlsoFailed
     | Ended

@@ -1,7 +1,7 @@
 """What became of a run, told from what it left: who died when and why, what was kept, done again and lost, and the one cause."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -32,6 +32,21 @@ class Death:
     time_s: float
     why: str
     back_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Somebody did not answer for long, and others waited.
+
+    Attributes:
+        role: who.
+        since_s: when they began to wait.
+        seconds: how long; None: it was not over when the run ended.
+    """
+
+    role: str
+    since_s: float
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,7 @@ class Story:
         rolled_back: minibatches that earlier lives of the run had done, and that were lost with them.
         refused: blocks that are left out for good, and why.
         deaths: in order.
+        waits: for roles that did not answer, in order.
         resumed: how often the run was resumed.
     """
 
@@ -85,6 +101,7 @@ class Story:
     also: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     deaths: tuple[Death, ...] = ()
+    waits: tuple[Wait, ...] = ()
     resumed: int = 0
 
 
@@ -133,6 +150,7 @@ def tell(left: Left) -> Story:
         also=tuple(one_line(str(record["error"])) for record in life if record["event"] == "AlsoFailed"),
         refused=tuple(_refused(life)),
         deaths=tuple(_deaths(life)),
+        waits=tuple(_waits(life)),
         resumed=left.resumed,
     )
 
@@ -218,3 +236,17 @@ def _deaths(life: Sequence[Mapping[str, Any]]) -> list[Death]:
         for record in life
         if record["event"] == "Left" and record["why"] not in FINISHED
     ]
+
+
+def _waits(life: Sequence[Mapping[str, Any]]) -> list[Wait]:
+    waits: dict[str, Wait] = {}  # that are not over
+    told: list[Wait] = []
+    for record in life:
+        if record["event"] != "Silent":
+            continue
+        role, seconds = record["role"], float(record["seconds"])
+        if record["waiting"]:
+            waits.setdefault(role, Wait(role=role, since_s=float(record["time_s"]) - seconds))
+        elif (wait := waits.pop(role, None)) is not None:
+            told.append(replace(wait, seconds=float(record["time_s"]) - wait.since_s))
+    return sorted((*told, *waits.values()), key=lambda wait: wait.since_s)

@@ -451,44 +451,6 @@ def wait_for_reply(exchange: Exchange) -> Reply:
     return replies[0]
 
 
-class Absences:
-    """Shards, or the coordinator, that are gone and are waited for: for how long is told every few seconds, and not for ever.
-
-    Args:
-        name: who waits.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._since: dict[str, float] = {}
-        self._told = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self._since)
-
-    def gone(self, shard: str, now: float) -> None:
-        self._told = self._since.setdefault(shard, now)
-
-    def back(self, shard: str) -> None:
-        self._since.pop(shard, None)
-
-    def tick(self, now: float) -> None:
-        """Time has passed; call it about once a second.
-
-        Raises:
-            LostError: one has been waited for too long.
-        """
-        for shard, since in self._since.items():
-            if now - since > LOST_AFTER_S:
-                raise LostError(reason=f"{shard} is gone, and did not come back within {LOST_AFTER_S:g} s")
-        if self._since and now - self._told > WAITS_TOLD_AFTER_S:
-            self._told = now
-            waits = ", ".join(
-                f"{shard}, gone for {now - since:.0f} s" for shard, since in self._since.items()
-            )
-            print(f"{self._name} waits for {waits}", flush=True)
-
-
 def introduction(
     name: str, layout: Layout, shard: int, *, replica: int, partition: int = 0, incarnation: int = 0
 ) -> JoinShard:

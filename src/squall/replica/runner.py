@@ -20,14 +20,9 @@ from squall.replica.compute import ReplicaCompute, Task
 from squall.replica.crew import Lead, follow, num_fds
 from squall.replica.data_worker import Duty, Packing
 from squall.replica.downpour import Compute, DownpourLoop, downpour
-from squall.replica.exchange import (
-    Absences,
-    Exchange,
-    SharedExchange,
-    connect_coordinator,
-    connect_shards,
-)
+from squall.replica.exchange import Exchange, SharedExchange, connect_coordinator, connect_shards
 from squall.replica.loading import Loader, LoadsAhead, LoadsHere
+from squall.replica.patience import Absences, Silences
 from squall.replica.session import (
     FromCoordinator,
     FromShard,
@@ -52,7 +47,8 @@ from squall.wire.messages import Ask, Goodbye, Lease, Recall, Resume
 HELD_BACK_S = 0.01
 """Half of what a replica likes to have leased: it has work until the answer comes."""
 
-ABSENT_MS = 1000
+TOLD_MS = 1000
+"""How often a replica that waits looks for how long it has."""
 
 
 def serve(
@@ -210,7 +206,7 @@ class ReplicaRunner:
         far = {} if self._lead is None else self._lead.exchanges
         self._colleagues = {exchange.fileno() for exchange in far.values()}
         self._poll = select.poll()
-        self._absences = Absences(self.name)
+        self._absences, self._silences = Absences(self.name), Silences()
         for fd in (*self._by_fd, *self._colleagues, self._coordinator.fileno(), launcher.fileno()):
             self._poll.register(fd, select.POLLIN)
         # Between two minibatches: a look at nothing costs less than a read of nothing.
@@ -246,11 +242,7 @@ class ReplicaRunner:
         self._take_relayed()
         if self._events:
             return
-        wait_ms = self._outbox.due_ms
-        if self._absences:
-            self._absences.tick(time.monotonic())
-            wait_ms = min(wait_ms or ABSENT_MS, ABSENT_MS)
-        for fd, _ in self._poll.poll(wait_ms):
+        for fd, _ in self._poll.poll(self._tell_waits()):
             if fd == self._woken:
                 os.read(fd, 64)
             elif (shard := self._by_fd.get(fd)) is not None:
@@ -261,6 +253,19 @@ class ReplicaRunner:
                 self._hear_launcher()
             else:
                 self._hear_coordinator()
+
+    def _tell_waits(self) -> int | None:
+        """Tell whom we have waited for too long; how long to wait now, at most [milliseconds]."""
+        wait_ms, awaited = self._outbox.due_ms, self._session.awaits
+        if not (awaited or self._absences or self._silences):
+            return wait_ms
+        now = time.monotonic()
+        self._absences.tick(now)
+        by_name = {f"shard{shard}": request for shard, request in awaited.items()}
+        there = {name: request for name, request in by_name.items() if name not in self._absences}
+        for told in self._silences.look(there, now):
+            self._launcher.send(told)
+        return min(wait_ms or TOLD_MS, TOLD_MS)
 
     def _take_relayed(self) -> None:
         """Take what colleagues have passed on of shards; whoever listened to them, and whatever else he waited for."""

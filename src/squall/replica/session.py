@@ -214,6 +214,13 @@ class ReplicaSession(Machine):
         has_ended = inspect.getgeneratorstate(self._loop) == inspect.GEN_CLOSED
         assert (self.phase is Phase.LEFT) == has_ended, "the loop ends with its session"
 
+    @property
+    def awaits(self) -> dict[int, int]:
+        """Shards without whose answers the loop does not go on, with the number of the request."""
+        if self.phase is not Phase.EXCHANGING:
+            return {}
+        return {shard: message.request for (_, shard), message in self._open_exchange.items()}
+
     # The loop's wishes ----------------------------------------------------------------------------------
 
     def _start(self, event: Started) -> tuple[SessionEffect, ...]:

@@ -20,6 +20,7 @@
 
     launcher                                   replica, evaluator
       ShardBack    -------------------------->            with its connection
+                   <--------------------------  Awaits     replica alone
 
     launcher                                   replica, shard
       CoordinatorBack ----------------------->            with its connection
@@ -213,6 +214,13 @@ class Waiting(Noun, frozen=True, kw_only=True, tag=113):
     waits: tuple[str, ...]
 
 
+class Awaits(Noun, frozen=True, kw_only=True, tag=126):
+    """Replica -> launcher: this role has not answered me for so long [seconds]; 0: it has."""
+
+    role: str
+    seconds: float
+
+
 class DivergedRun(Noun, frozen=True, kw_only=True, tag=114):
     """Coordinator -> launcher: `what` of a tensor (a name, or a number in the parameter space) is not finite."""
 
@@ -265,6 +273,7 @@ Control: TypeAlias = (
     | FoundClosed
     | Happened
     | Waiting
+    | Awaits
     | DivergedRun
     | EndedRun
     | EvaluateNow
