@@ -23,7 +23,7 @@ class Closing:
     Args:
         roster: whose roles.
         course: written.
-        revival: starts no replica any more once the run is to stop.
+        revival: starts neither replicas nor the evaluator any more once the run is to stop.
         hearing: what roles say until they are gone.
     """
 
@@ -42,7 +42,7 @@ class Closing:
         if self._course.stopping is not None or (why := self._reason_to_stop()) is None:
             return
         self._course.stopping = why
-        self._revival.spare_replicas()
+        self._revival.spare()
         self._roster.send(self._roster.roles["coordinator"], StopRun(why=why))
 
     def _reason_to_stop(self) -> str | None:

@@ -23,7 +23,9 @@ class Course:
         is_fatal: there is nothing left that could be saved.
         waits: who waits for whom, in words.
         silences: who waits for whose answer.
-        is_evaluating: the evaluator is busy, or gone.
+        has_evaluator: it is there, and may be asked.
+        is_evaluating: it was asked, and has not answered yet.
+        is_evaluation_lost: it has ended before it answered.
         ends: by replica, how it ended the last time, in words.
         raised: by role, the exception that it is about to end with.
         counts: by role, what passed its connections.
@@ -40,7 +42,9 @@ class Course:
     is_fatal: bool = False
     waits: tuple[str, ...] = ()
     silences: Silences = field(default_factory=Silences)
+    has_evaluator: bool = False
     is_evaluating: bool = False
+    is_evaluation_lost: bool = False
     ends: dict[str, str] = field(default_factory=dict)
     raised: dict[str, str] = field(default_factory=dict)
     counts: dict[str, tuple[LinkCount, ...]] = field(default_factory=dict)

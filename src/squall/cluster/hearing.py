@@ -1,5 +1,6 @@
 """Listens to the roles of one run, and to how they end: writes down what they say, and answers."""
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -69,6 +70,7 @@ class Hearing:
         self._revival = revival
         self._rates = Rates()
         self._first_lives = {shard.name: shard.incarnation for shard in roster.of_kind("shard")}
+        self._first_lives["evaluator"] = 0
         self._buffer_memories = started.buffer_memories()
         self._lost: set[tuple[str, int]] = set()  # roles, with the incarnation, that were told to be gone
         self._joined: dict[str, int] = {}  # by replica, the newest incarnation that has joined
@@ -139,6 +141,7 @@ class Hearing:
                 self._rates.update(now, traffic_of(course.counts))
             case Measured():
                 course.is_evaluating = False
+                self._revival.worked(role.name)
                 self._recorder.happened(evaluated_of(message, now))
             case DivergedRun():
                 course.fail(self._diverged(message), is_fatal=True)
@@ -159,7 +162,9 @@ class Hearing:
                 course.fail(error_of(message))
             case Ready():
                 course.raised.pop(role.name, None)  # of its life before
-                if role.kind == "shard" and role.incarnation > self._first_lives[role.name]:
+                if role.kind == "evaluator":
+                    course.has_evaluator = True
+                if role.incarnation > self._first_lives.get(role.name, math.inf):
                     back = Joined(time_s=now, role=role.name, incarnation=role.incarnation)
                     self._recorder.happened(back)
                 if role.kind != "replica":
@@ -213,8 +218,7 @@ class Hearing:
             case "coordinator" if is_death(ended.returncode):
                 self._revival.director_lost(role, how)
             case "evaluator":
-                self._recorder.happened(left)
-                self._course.is_evaluating = True  # and stays so: nobody is left to ask
+                self._revival.evaluator_lost(role, ended, left)
             case _:
                 self._recorder.happened(left)
                 told = f"{role.name} {how}, and the run cannot go on without it. Its log is in {logs}."

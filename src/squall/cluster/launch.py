@@ -73,6 +73,7 @@ class _Followed:
     def run(self) -> Ending:
         self._revival.describe()
         self._follow()
+        self._revival.spare()
         self._upsets.calm(self._execution.now())
         self._closing.save()
         return self._closing.end()
@@ -95,12 +96,14 @@ class _Followed:
         self._recorder.happened(AlsoFailed(time_s=self._execution.now(), error=str(error)))
 
     def _evaluate_if_due(self) -> None:
-        evaluator = self._roster.roles.get("evaluator")
-        if evaluator is None or self._course.is_evaluating or not self._recorder.is_evaluation_due():
+        course = self._course
+        if not course.has_evaluator or course.is_evaluating:
             return
-        self._course.is_evaluating = True
+        if not self._recorder.is_evaluation_due() and not course.is_evaluation_lost:
+            return
+        course.is_evaluating, course.is_evaluation_lost = True, False
         message = EvaluateNow(epoch=self._recorder.epoch, minibatches=self._recorder.meter.minibatches)
-        self._roster.send(evaluator, message)
+        self._roster.send(self._roster.roles["evaluator"], message)
 
     def _checkpoint_if_due(self) -> None:
         if self._course.stopping is not None:

@@ -6,6 +6,7 @@ A book says whether and when (`squall.cluster.restarts`); what the next coordina
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from squall.blocks import Block
 from squall.cluster import director
@@ -92,9 +93,10 @@ class Revival:
         """A role has done something since its last start."""
         self._restarts.worked(name)
 
-    def spare_replicas(self) -> None:
-        """The run is to stop: none is started any more."""
-        self._restarts.forget([role.name for role in self._roster.of_kind("replica")])
+    def spare(self) -> None:
+        """The run is to end: no replica is started any more, nor the evaluator."""
+        spared = (*self._roster.of_kind("replica"), *self._roster.of_kind("evaluator"))
+        self._restarts.forget([role.name for role in spared])
 
     # Who died -------------------------------------------------------------------------------------------
 
@@ -143,6 +145,16 @@ class Revival:
             after_s=self._upsets.restart_after(role.name),
         )
 
+    def evaluator_lost(self, role: RoleProcess, ended: Exit, left: Left) -> None:
+        """The run goes on without; what was asked for is measured when another is there, if one will be."""
+        course = self._course
+        course.is_evaluation_lost |= course.is_evaluating
+        course.has_evaluator = course.is_evaluating = False
+        if course.stopping is None and (not is_death(ended.returncode) or self._again(role) is None):
+            told = f"{left.why}; it is not started again, and the test set is measured at the end only"
+            left = replace(left, why=told)
+        self._execution.recorder.happened(left)
+
     def director_lost(self, role: RoleProcess, how: str) -> None:
         left = Left(time_s=self._execution.now(), role=role.name, why=how, incarnation=role.incarnation)
         self._execution.recorder.happened(left)
@@ -157,15 +169,17 @@ class Revival:
     def start_due(self) -> None:
         for again in self._restarts.due(self._execution.now()):
             role = self._roster.roles[again.role]
-            number = 0 if role.kind == "coordinator" else self._roster.number_of(role)
             try:
-                if role.kind == "shard":
-                    self._course.keep_counts(role)
-                    self._started.start_shard(number, again.incarnation)
-                elif role.kind == "coordinator":
-                    self._coordinator_again(again.incarnation)
-                else:
-                    self._started.start_replica(number, again.incarnation)
+                match role.kind:
+                    case "shard":
+                        self._course.keep_counts(role)
+                        self._started.start_shard(self._roster.number_of(role), again.incarnation)
+                    case "coordinator":
+                        self._coordinator_again(again.incarnation)
+                    case "evaluator":
+                        self._started.start_evaluator(again.incarnation)
+                    case _:
+                        self._started.start_replica(self._roster.number_of(role), again.incarnation)
             except RunError as error:  # the zygote is gone: nobody can be started any more
                 told = f"could not be started again: {error}"
                 if role.kind in ("shard", "coordinator"):

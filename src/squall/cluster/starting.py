@@ -84,6 +84,19 @@ class Started:
         finally:
             starting.close()
 
+    def start_evaluator(self, incarnation: int) -> None:
+        """Start another life of the evaluator.
+
+        Raises:
+            RunError: the zygote cannot.
+        """
+        starting = _Starting(self)
+        try:
+            starting.evaluator(incarnation)
+            starting.connect()
+        finally:
+            starting.close()
+
     def start_coordinator(self, inheritance: Inheritance) -> None:
         """Start a coordinator that follows one that was lost, and connect it with all who are there.
 
@@ -296,7 +309,7 @@ class _Starting:
         )
         self._spawn("replica", name, started.payload, settings, fds, incarnation=incarnation)
 
-    def evaluator(self) -> None:
+    def evaluator(self, incarnation: int = 0) -> None:
         prepared = self._prepared
         if prepared.evaluation is None:
             return
@@ -306,11 +319,18 @@ class _Starting:
             "shards": list(prepared.layout.shards_of()),
             "num_replicas": prepared.job.replicas,
             "replica": EVALUATOR,
+            "incarnation": incarnation,
             "shards_come_back": self._started.durability is not None,
         }
         arenas = [arena.fd for arena in self._started.buffer_arenas]
-        fds = self._exchange(EVALUATOR, "evaluator", partition=EVERY_PARTITION, num_gradients=0)
-        self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds])
+        fds = self._exchange(
+            EVALUATOR,
+            "evaluator",
+            partition=EVERY_PARTITION,
+            num_gradients=0,
+            incarnation=incarnation,
+        )
+        self._spawn("evaluator", "evaluator", payload, settings, [*arenas, *fds], incarnation=incarnation)
 
     def _spawn(
         self,
