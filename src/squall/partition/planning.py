@@ -218,6 +218,8 @@ def _cuts(
     else:
         chosen = {how: ways[how]}
     for name, teams in chosen.items():
+        if len(teams) == count > 1 and (cut := planner.one_apart(graph, count, speeds=speeds, costs=costs)):
+            yield name, cut
         for joined in (True, False) if len(teams) > 1 else (True,):
             yield (
                 name,
