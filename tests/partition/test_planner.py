@@ -1,4 +1,8 @@
-"""What the planners choose: balance, whole layers, feature maps, heads; and that every choice can be computed."""
+"""What the planners choose: balance, whole layers, feature maps, heads; and that every choice can be computed.
+
+Faults planted by hand, each seen to fail a test: a layer apart that takes less than its share · on the slowest partition ·
+the others all on one.
+"""
 
 import pytest
 
@@ -113,6 +117,27 @@ def test_what_follows_a_layer_stays_with_it() -> None:
     }
     assert owners["linear"] == owners["relu"] == [0]
     assert owners["log_softmax"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [([1.0, 1.0], [0, 1, 0]), ([2.0, 1.0], [1, 0, 1]), ([1.0, 1.0, 1.0], [0, 2, 1])],
+)
+def test_a_layer_that_takes_more_than_its_share_is_alone_on_the_fastest(
+    speeds: list[float], expected: list[int]
+) -> None:
+    graph = case("dense")[0].graph
+    linear = [at for at, node in enumerate(graph.nodes) if "linear" in node.target]
+    costs = [1.0 if at in linear else 0.01 for at in range(len(graph.nodes))]
+    costs[linear[1]] = 5.0
+
+    plan = planner.one_apart(graph, len(speeds), speeds=speeds, costs=costs)
+
+    assert plan is not None
+    assert [owners(graph, plan, at) for at in linear] == [{p} for p in expected]
+    even = [1.0 if at in linear else 0.0 for at in range(len(graph.nodes))]
+    assert planner.one_apart(graph, 2, costs=even) is None
+    assert planner.one_apart(graph, 1, costs=costs) is None
 
 
 def test_a_team_needs_a_partition() -> None:

@@ -2,16 +2,17 @@
 
 Faults planted by hand, each seen to fail a test: gradients' bytes on the link of the values · a line that sends two
 messages at once · latency left out · contention also between hosts · speeds ignored · memory of one microbatch only · of no
-gradients · parameters sent for each microbatch.
+gradients · parameters sent for each microbatch · as many microbatches under way as partitions.
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from squall.errors import ConfigError
 from squall.partition import planner
-from squall.partition.agenda import BackwardFirst
+from squall.partition.agenda import BackwardFirst, policy_for
 from squall.partition.compiler import program_of
 from squall.partition.cost import LOCAL, Machine, OpTime
 from squall.partition.predict import (
@@ -62,6 +63,22 @@ def test_layers_in_line_take_turns_and_microbatches_overlap() -> None:
     quick = predict(program, timed(program), hosts(3), measured_at=4, microbatches=4, policy=BackwardFirst(3))
     # Four microbatches of a quarter each over three machines: (4 + 3 - 1) slots of 0.75.
     assert quick.step_s == pytest.approx(6 * 0.75, rel=0.02)
+
+
+def test_the_slowest_of_a_line_does_not_wait_for_its_first_gradient() -> None:
+    program = dense("horizontal", 2, batch=1)
+    times = [FREE] * len(program.graph.nodes)
+    for part, op in zip(program.parts, (SECOND, replace(SECOND, forward_s=0.7, backward_s=1.3)), strict=True):
+        nodes = [task.node for piece in part.pieces for task in piece.tasks]
+        times[next(at for at in nodes if "linear" in program.graph.nodes[at].target)] = op
+
+    found, few = (
+        predict(program, times, hosts(2), measured_at=4, microbatches=4, policy=policy)
+        for policy in (policy_for(2, 4), BackwardFirst(2))
+    )
+
+    assert found.step_s == pytest.approx(found.busy_s[0], rel=0.01) == pytest.approx(3.0, rel=0.01)
+    assert few.step_s == pytest.approx(3.0 + 0.25, rel=0.01)
 
 
 def test_halves_of_every_layer_take_half() -> None:

@@ -70,6 +70,15 @@ class BackwardFirst:
 Policy = FillDrain | BackwardFirst
 
 
+def policy_for(partitions: int, microbatches: int) -> Policy:
+    """The order in which a run computes its jobs, and in which a plan is priced.
+
+    As many microbatches under way as there are partitions would do if all took equally long. Twice as many keep the
+    slowest busy until the first gradient comes back, wherever in the line it is.
+    """
+    return FillDrain() if microbatches == 1 else BackwardFirst(2 * partitions)
+
+
 class Agenda:
     """The jobs of one partition in one step.
 

@@ -11,7 +11,7 @@ from squall.model.graph import Ref, Source
 from squall.model.objective import Objective
 from squall.model.parameters import ParameterSpace, TensorSpec
 from squall.model.parts import Part
-from squall.partition.agenda import BackwardFirst, FillDrain, Policy
+from squall.partition.agenda import Policy, policy_for
 from squall.partition.compiler import program_of
 from squall.partition.model_plan import Plan as NamedPlan
 from squall.partition.plan import Plan
@@ -62,7 +62,7 @@ class Cut:
 
     @property
     def policy(self) -> Policy:
-        return FillDrain() if self.microbatches == 1 else BackwardFirst(in_flight=self.partitions)
+        return policy_for(self.partitions, self.microbatches)
 
     def named(self) -> NamedPlan:
         """The plan by names, for the model without its loss and in any mode."""

@@ -391,8 +391,10 @@ def _whole(tensor: Tensor) -> Piece:
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor | None:
-    """The sum in this order; None of nothing."""
-    total = None
-    for part in parts:
-        total = part if total is None else total + part
+    """The sum in this order, of one part that part itself; None of nothing."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
     return total

@@ -64,6 +64,31 @@ def mixed(
     return Walk(graph, ends[-1], team_of, tuple(tiles), fast).plan()
 
 
+def one_apart(
+    graph: Graph,
+    partitions: int,
+    *,
+    speeds: Sequence[float] | None = None,
+    costs: Sequence[float] | None = None,
+) -> Plan | None:
+    """The layer that takes longest on the fastest partition, alone, and the others in order over the rest.
+
+    Layers before it and behind it may be together then: a line whose slowest partition has less to do than in any that
+    is cut in order. None if no layer takes more than the fastest partition's share.
+    """
+    fast = tuple(speeds or [1.0] * partitions)
+    layers = layers_of(graph, costs)
+    largest = max(range(len(layers)), key=lambda at: layers[at][0])
+    own = max(range(partitions), key=lambda p: (fast[p], p))
+    others = [p for p in range(partitions) if p != own]
+    if not others or layers[largest][0] <= _cost(layers) * fast[own] / sum(fast):
+        return None
+    runs = _balanced([*layers[:largest], *layers[largest + 1 :]], [fast[p] for p in others])
+    team_of = dict.fromkeys(layers[largest][1], (own,))
+    team_of |= {node: (p,) for p, nodes in zip(others, runs, strict=True) for node in nodes}
+    return Walk(graph, partitions, team_of, (), fast).plan()
+
+
 def by_hand(
     graph: Graph,
     partitions: int,

@@ -19,7 +19,7 @@ from squall.model.stand_in import is_on_meta, stand_in
 from squall.model.structure import Structure
 from squall.partition import plan as numbered
 from squall.partition import planner
-from squall.partition.agenda import BackwardFirst, Policy
+from squall.partition.agenda import policy_for
 from squall.partition.compiler import program_of
 from squall.partition.cost import Machine, OpTime
 from squall.partition.coupling import couplings
@@ -164,14 +164,13 @@ class _Priced:
                 got=str(count),
             )
         program = program_of(self.captured.graph, cut, self.batch // count, self.loss)
-        policy: Policy = BackwardFirst(cut.partitions)
         told = predict(
             program,
             self.times,
             machines,
             measured_at=self.batch,
             microbatches=count,
-            policy=policy,
+            policy=policy_for(cut.partitions, count),
             is_measured=self.is_measured,
         )
         return program, told
@@ -219,6 +218,8 @@ def _cuts(
     else:
         chosen = {how: ways[how]}
     for name, teams in chosen.items():
+        if len(teams) == count > 1 and (cut := planner.one_apart(graph, count, speeds=speeds, costs=costs)):
+            yield name, cut
         for joined in (True, False) if len(teams) > 1 else (True,):
             yield (
                 name,

@@ -21,6 +21,7 @@ from squall.model.buffers import BufferSpace
 from squall.model.exchange import ExchangeViews
 from squall.partition.engine import Message
 from squall.partition.slots import Key, Place, Slots
+from squall.replica.allocator import keep_memory
 from squall.replica.compute import Task
 from squall.replica.downpour import Compute, Computed
 from squall.replica.exchange import Exchange, Reply, Request, connect_shards
@@ -399,6 +400,7 @@ class _Follower:
         self._unsettled: Compute | None = None
 
     def run(self) -> None:
+        keep_memory()
         self._launcher.send(Ready())
         while not self._is_dismissed:
             self._colleagues.listen(None)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from squall.errors import LostError
 from squall.model.buffers import BufferSpace
+from squall.replica.allocator import keep_memory
 from squall.replica.compute import ReplicaCompute, Task
 from squall.replica.crew import Lead, follow, num_fds
 from squall.replica.data_worker import Duty, Packing
@@ -221,6 +222,7 @@ class ReplicaRunner:
 
     def run(self) -> None:
         signal.signal(signal.SIGTERM, self._on_notice)
+        keep_memory()
         self._launcher.send(Ready())
         self._events.append(Started())
         while not self._is_done:
