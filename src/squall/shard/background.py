@@ -47,6 +47,13 @@ class Background:
         while not self._done.empty():
             yield self._done.get()
 
+    def wait(self) -> None:
+        """Wait until all that was started is done."""
+        if self._thread is not None:
+            is_done = threading.Event()
+            self._orders.put(("", is_done.set))
+            is_done.wait()
+
     def close(self) -> None:
         """Wait for what is under way."""
         if self._thread is not None:
