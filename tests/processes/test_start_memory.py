@@ -103,7 +103,7 @@ def test_shards_have_let_go_of_what_they_begin_from_when_all_else_is_started(
                 weigh(pid, mapped)
             seen.append(mapped)
 
-    model, out = heavy(1e6), tmp_path / "run"
+    model, out = heavy(80e6), tmp_path / "run"
     if resume:
         peak(model, local, out, 1)
     monkeypatch.setattr(starting, "BIG_BYTES", 0)

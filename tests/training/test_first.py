@@ -1,6 +1,6 @@
 """Tests of squall.training.first: the values of a model on one side, and all else of it on the other.
 
-Faults planted by hand, each caught: the parameters of a function's model emptied in place · ties not kept · a module with a
+Faults planted by hand, each caught: the parameters of a function's model emptied in place · a module with a
 way of its own of being sent emptied.
 """
 
