@@ -84,7 +84,7 @@ def summarise(ledger: Ledger) -> LedgerSummary:
 
 
 def blocks_redone(ledger: Ledger) -> int:
-    """Blocks that were handed out, computed and pushed more than once, whether or not that turned out to be needed."""
+    """Blocks that were handed out more than once and pushed; begun before or not, and needed or not."""
     pushed = np.isin(ledger["outcome"], [str(Outcome.APPLIED), str(Outcome.REPEATED)])
     return _num_blocks(ledger[pushed & (ledger["attempt"] > 1)])
 
