@@ -2,7 +2,8 @@
 
 Faults planted to check these tests, each caught: storages not joined by their identity - a shared mapping for a private
 one - buffers kept inside the pickle - modules left registered by value - the walk that names culprits taken out - the
-alignment of buffers set to 1 - ModelError for what lies in no module - `unpack` leaving its descriptor open.
+alignment of buffers set to 1 - ModelError for what lies in no module - `unpack` leaving its descriptor open - hollow
+tensors sent with their bytes - a pickler that holds itself.
 """
 
 import functools
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +67,35 @@ class Picky:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"rows": self.rows}
+
+
+def test_hollow_tensors_arrive_without_their_bytes_and_all_others_with_them() -> None:
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 2))
+    whole = pack(model)
+
+    payload = pack(model, hollow=[model[0].weight])
+    received = unpack(payload)
+
+    assert whole.num_bytes - payload.num_bytes >= 4 * 299 * 300
+    assert received[0].weight.shape == (300, 300)
+    assert received[0].weight.requires_grad
+    assert torch.equal(received[0].bias, model[0].bias)
+    assert torch.equal(received[1].weight, model[1].weight)
+    for one in (whole, payload):
+        one.close()
+
+
+def test_what_was_packed_is_not_held_by_the_packing() -> None:
+    gc.disable()
+    try:
+        model = nn.Linear(30, 30)
+        seen = weakref.ref(model)
+        pack({"model": model}).close()
+        del model
+
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_a_model_arrives_with_its_values_and_computes_the_same() -> None:

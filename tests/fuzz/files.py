@@ -27,12 +27,14 @@ from squall.partition.model_plan import Plan
 from squall.rules.apply import SliceState
 from squall.shard.books import SliceBook
 from squall.shard.commits import HEADS, LogHead, RefuseCommit, decoded
+from squall.shard.first import first_states
 from squall.shard.frames import Frames, write_frame
 from squall.shard.recovery import recover
 from squall.shard.snapshot import Place, read_snapshot, write_snapshot
 from squall.shard.store import read_slices, shard_file, write_slices
 from squall.training.checkpoint import MANIFEST, finish_checkpoint, read_checkpoint, verify_checkpoint
-from squall.training.prepare import new_slices
+from squall.training.first import trained
+from squall.training.prepare import first_books
 from squall.wire.connection import CODEC
 from tests.fuzz.examples import example
 
@@ -46,8 +48,8 @@ PLACE = Place(folder=HERE / "shard", shard=0, schema=LAYOUT.space.schema_hash)
 
 
 def fresh() -> tuple[list[SliceState], list[SliceBook]]:
-    states, books = new_slices(LAYOUT, MODEL, RULE)
-    return list(states), list(books)
+    states = first_states(LAYOUT, LAYOUT.slices, RULE, trained(MODEL).__getitem__)
+    return states, first_books(LAYOUT)
 
 
 def written(name: str, data: bytes) -> Path:

@@ -1,5 +1,5 @@
 """Models and runs at the edges of what is usual, on real processes: thousands of tiny tensors, one that is nearly all of
-the model, very many steps, a model that fills the machine.
+the model, very many steps. A model that fills the machine is in `test_start_memory`.
 """
 
 import os
@@ -14,7 +14,7 @@ from torch import nn
 import squall
 from squall.cluster.local import Local
 from squall.observe.events import Progress
-from tests.processes.helpers import data, job, processes
+from tests.processes.helpers import job, processes
 from tests.processes.test_memory import own_pss
 
 pytestmark = [pytest.mark.processes, pytest.mark.nightly]
@@ -95,34 +95,3 @@ def test_a_hundred_thousand_steps_leave_memory_descriptors_and_threads_as_they_w
         assert others_late == others_early, name
         # The launcher keeps the history of a run, and the ledger is read at the end.
         assert bytes_late <= 1.02 * bytes_early + (4 << 20), name
-
-
-def test_a_model_of_three_gigabytes_trains_with_one_replica(local: Local, tmp_path: Path) -> None:
-    width = 19_364  # two matrices of 1.5 GB
-
-    def heavy() -> nn.Module:
-        with torch.no_grad():
-            layers = nn.Sequential(
-                nn.Linear(20, width), nn.ReLU(), *(nn.Linear(width, width, bias=False) for _ in range(2))
-            )
-            for parameter in layers.parameters():
-                parameter.mul_(0.1)
-        return nn.Sequential(layers, nn.Linear(width, 2))
-
-    run = squall.fit(
-        heavy,
-        data(),
-        strategy=squall.Downpour(rule=squall.Sgd(learning_rate=1e-3)),
-        replicas=1,
-        shards=2,
-        batch_size=16,
-        steps=5,
-        threads=1,
-        progress=False,
-        cluster=local,
-        out=tmp_path / "run",
-    )
-
-    rows = run.ledger()
-    assert (rows["outcome"] == "applied").sum() == 5 * len(set(rows["slice"].tolist()))
-    assert run.metrics["minibatches"] == 5

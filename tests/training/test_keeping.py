@@ -31,7 +31,7 @@ def store(keeper: CheckpointKeeper, folder: Path, name: str) -> None:
     (folder / name).mkdir()
     for shard in range(2):
         numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
-        states, books = [prepared.states[n] for n in numbers], [prepared.books[n] for n in numbers]
+        states, books = prepared.states_of(shard), [prepared.books[n] for n in numbers]
         write_slices(folder / name / shard_file(shard), states, books)
         keeper.saved(name, f"shard{shard}")
 

@@ -12,7 +12,7 @@ from squall.model.objective import pair
 from squall.observe.units import human_bytes
 from squall.partition.model_plan import Plan
 from squall.partition.planning import plan as make
-from squall.training.prepare import Prepared, prepare
+from squall.training.prepare import Prepared, build, prepare
 from squall.training.recipe import find
 
 
@@ -39,7 +39,8 @@ def plan(
     pairs = [setting_of(text) for text in settings]
     job = made_by(lambda: find(request, pairs), request)
     prepared = prepare(job)
-    made = make(prepared.model, _inputs(prepared), partitions=partitions, how=_how(how))
+    model = build(job) if prepared.deferred is None else prepared.model  # one that can be computed
+    made = make(model, _inputs(prepared), partitions=partitions, how=_how(how))
     if svg is not None:
         made.svg(svg)
     if out is not None:

@@ -76,12 +76,10 @@ def export(path: Path, file: Path) -> None:
     directory = RunDirectory.open(path)
     _expect_model(directory)
 
-    from safetensors.torch import save
-
-    from squall.observe.files import write_atomic
+    from squall.shard.store import write_tensors
     from squall.training.run import Run
 
-    write_atomic(file, save(Run(directory, None).state_dict()))
+    write_tensors(file, Run(directory, None).state_dict())
 
 
 def _expect_model(directory: RunDirectory) -> None:

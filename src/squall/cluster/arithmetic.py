@@ -43,6 +43,7 @@ class TensorArithmetic:
             self._shards.append(
                 ShardTensors(states=prepared.states_of(shard), rule=prepared.rule, recorder=recorder)
             )
+        prepared.first.let_go()
 
     def close(self) -> None:
         for recorder in self._recorders:

@@ -58,7 +58,7 @@ class OneThread:
             ShardMachine(
                 shard=shard,
                 incarnation=accounts.lives[shard],
-                books=tuple(prepared.books[number] for number in slices[shard]),
+                books=tuple(prepared.books[number].copy() for number in slices[shard]),
             )
             for shard in range(layout.num_shards)
         ]

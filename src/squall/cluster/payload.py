@@ -56,13 +56,20 @@ class Payload:
         os.close(self.fd)
 
 
-def pack(obj: Any, *, by_value_modules: Iterable[types.ModuleType] = (), name: str = "") -> Payload:
+def pack(
+    obj: Any,
+    *,
+    by_value_modules: Iterable[types.ModuleType] = (),
+    hollow: Iterable[torch.Tensor] = (),
+    name: str = "",
+) -> Payload:
     """Pickle `obj` into memory that can be shared; tensors and arrays are copied once, here.
 
     Args:
         obj: anything. Tensors that share a storage go on sharing it; parameters stay leaves, and tied ones tied.
         by_value_modules: whose functions and classes travel as code, since a role could not import them (or should
             not import them anew); `__main__` always does.
+        hollow: tensors of it whose values mean nothing, and do not travel.
         name: what the user calls `obj`, for errors: "model" makes "model.encoder.lock".
 
     Raises:
@@ -79,7 +86,7 @@ def pack(obj: Any, *, by_value_modules: Iterable[types.ModuleType] = (), name: s
     buffers: list[memoryview] = []
     with _sent_by_value(by_value_modules):
         try:
-            pickled = _dumps(obj, buffers.append)
+            pickled = _dumps(obj, buffers.append, hollow)
         except Exception as error:
             raise _cannot_send(obj, name, error) from error
     return _placed(pickled, buffers)
@@ -123,22 +130,27 @@ def _aligned(at: int) -> int:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle, with the bytes of tensors out of band and every storage once."""
 
-    def __init__(self, file: io.BytesIO, take: Callable[[memoryview], None]) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._buffer_callback)
-        self._take = take
-        self._storages: dict[int, torch.UntypedStorage] = {}
+    def __init__(
+        self, file: io.BytesIO, take: Callable[[memoryview], None], hollow: Iterable[torch.Tensor]
+    ) -> None:
+        def out_of_band(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < _OUT_OF_BAND_BYTES:
+                return True
+            take(raw)
+            return False
 
-    def _buffer_callback(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _OUT_OF_BAND_BYTES:
-            return True
-        self._take(raw)
-        return False
+        # Not a method: the pickler would hold itself, and with its memo all that it has sent.
+        super().__init__(file, protocol=5, buffer_callback=out_of_band)
+        self._hollow = {tensor.untyped_storage()._cdata for tensor in hollow}
+        self._storages: dict[int, torch.UntypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.storage.TypedStorage) and _is_on_cpu(obj._untyped_storage):
             return _typed_storage, (self._once(obj._untyped_storage), obj.dtype)
         if isinstance(obj, torch.UntypedStorage) and _is_on_cpu(obj):
+            if obj._cdata in self._hollow:
+                return torch.UntypedStorage, (obj.nbytes(),)
             return _untyped_storage, (pickle.PickleBuffer(_bytes_of(obj)),)
         if isinstance(obj, types.CodeType):
             return _code(obj)
@@ -155,9 +167,9 @@ def _code(code: types.CodeType) -> Any:
     return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in arguments)
 
 
-def _dumps(obj: Any, take: Callable[[memoryview], None]) -> bytes:
+def _dumps(obj: Any, take: Callable[[memoryview], None], hollow: Iterable[torch.Tensor] = ()) -> bytes:
     file = io.BytesIO()
-    _Pickler(file, take).dump(obj)
+    _Pickler(file, take, hollow).dump(obj)
     return file.getvalue()
 
 

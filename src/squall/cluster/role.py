@@ -3,13 +3,16 @@
 import contextlib
 import ctypes
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from squall.cluster.exits import EXIT_FAILED, EXIT_LOST, EXIT_OUT_OF_MEMORY
+from squall.cluster.first import first_values
 from squall.cluster.payload import Payload, pack, unpack
 from squall.coordinator import server as coordinator
 from squall.errors import ConfigError, LostError, SquallError, UserCodeError
@@ -17,6 +20,7 @@ from squall.loop import door
 from squall.model.deferred import ModelInParts
 from squall.replica import runner as replica
 from squall.replica.data_worker import Packing
+from squall.rules.apply import SliceState
 from squall.shard import server as shard
 from squall.shard.first import first_states
 from squall.training import evaluator
@@ -35,8 +39,9 @@ def main(arguments: bytes, fds: list[int]) -> None:
     launcher = Connection.from_fd(fds[1], "launcher")
     name = settings["name"]
     try:
-        load = _load(settings, fds[0])
-        _SERVE[settings["role"]](settings, load, launcher, fds[2:])
+        own = fds[2:]
+        load = _load(settings, fds[0], own.pop(0) if "first" in settings else None)
+        _SERVE[settings["role"]](settings, load, launcher, own)
     except LostError as error:
         print(error, flush=True)
         raise SystemExit(EXIT_LOST) from None
@@ -55,11 +60,13 @@ def main(arguments: bytes, fds: list[int]) -> None:
         raise
 
 
-def _load(settings: dict[str, Any], fd: int) -> dict[str, Any]:
+def _load(settings: dict[str, Any], fd: int, first: int | None) -> dict[str, Any]:
     payload = Payload(fd=fd, header=bytes.fromhex(settings["header"]))
     try:
         load = unpack(payload)
         payload.close()
+        if first is not None:
+            load["made"] = _made(load, first_values(settings["first"], first).__getitem__)
         return _with_model(load)
     except SquallError:
         raise
@@ -70,11 +77,8 @@ def _load(settings: dict[str, Any], fd: int) -> dict[str, Any]:
 def _with_model(load: dict[str, Any]) -> dict[str, Any]:
     """Make the model here, if what came is a function that makes it; of a deferred one a worker or shard its own share."""
     if "recipe_for_states" in load:
-        recipe, layout = load.pop("recipe_for_states"), load["layout"]
-        specs = [layout.slices[book.slice] for book in load["books"]]
-        made = recipe["function"](recipe["seed"])
-        load["made"] = first_states(layout, specs, load["rule"], made.value)
-        _give_back_memory()
+        recipe = load.pop("recipe_for_states")
+        load["made"] = _made(load, recipe["function"](recipe["seed"]).value)
     if "recipe_for_model" in load:
         recipe = load.pop("recipe_for_model")
         if "task" in load and load["task"].cut is not None and isinstance(recipe["function"], ModelInParts):
@@ -88,6 +92,14 @@ def _with_model(load: dict[str, Any]) -> dict[str, Any]:
         else:
             load["model"] = model
     return load
+
+
+def _made(load: Mapping[str, Any], value: Callable[[str], Tensor]) -> list[SliceState]:
+    """A shard's states as before any update."""
+    specs = [load["layout"].slices[book.slice] for book in load["books"]]
+    made = first_states(load["layout"], specs, load["rule"], value)
+    _give_back_memory()
+    return made
 
 
 def _give_back_memory() -> None:

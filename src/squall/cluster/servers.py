@@ -4,15 +4,15 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from squall.closes import Closes
 from squall.cluster.exits import in_words
+from squall.cluster.first import FirstValues
 from squall.cluster.payload import pack
 from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.zygote import Exit, Zygote
@@ -22,13 +22,14 @@ from squall.loop.client import in_order
 from squall.model.install import assemble
 from squall.model.layout import Layout
 from squall.model.parameters import ParameterSpace
-from squall.observe.files import write_atomic
 from squall.observe.ledger import SUFFIX, Ledger, read_ledger
 from squall.replica.exchange import connect_shards, wait_for_reply
 from squall.rules.adagrad import Adagrad
 from squall.rules.patterns import Rules, rule_per_tensor
 from squall.rules.rule import Rule
-from squall.training.prepare import new_slices
+from squall.shard.store import write_tensors
+from squall.training.first import trained
+from squall.training.prepare import first_books
 from squall.wire.address import Address
 from squall.wire.control import Failed, Finish, Ready
 from squall.wire.hello import check_token, new_token
@@ -180,22 +181,24 @@ class Servers(Closes):
         settings = {"shards": self.addresses, "life": secrets.randbits(LIFE_BITS) + 1}
         self._spawn("door", "door", {"layout": self._layout, "rule": rule.describe()}, settings, door, {})
         began = time.monotonic()
-        states, books = new_slices(self._layout, model, load["rule"])
-        for shard, listener in enumerate(listeners):
-            numbers = [spec.slice for spec in self._layout.slices_of(shard)]
-            own = {
-                "states": [states[number] for number in numbers],
-                "books": tuple(books[number] for number in numbers),
-            }
-            settings = {
-                "shard": shard,
-                "incarnation": 0,
-                "directory": str(self.path),
-                "began": began,
-                "record": False,
-            }
-            told = {"coordinator": door.address}
-            self._spawn("shard", f"shard{shard}", {**load, **own}, settings, listener, told)
+        books = first_books(self._layout)
+        first = FirstValues(trained(model))
+        try:
+            for shard, listener in enumerate(listeners):
+                own = tuple(books[spec.slice] for spec in self._layout.slices_of(shard))
+                settings = {
+                    "shard": shard,
+                    "incarnation": 0,
+                    "directory": str(self.path),
+                    "began": began,
+                    "record": False,
+                    **first.settings,
+                }
+                told = {"coordinator": door.address}
+                fds = [first.fd]
+                self._spawn("shard", f"shard{shard}", {**load, "books": own}, settings, listener, told, fds)
+        finally:
+            first.close()
         self._wait_ready()
 
     def _spawn(
@@ -206,13 +209,13 @@ class Servers(Closes):
         settings: dict[str, Any],
         listener: Listener,
         addresses: Mapping[str, str],
+        fds: Sequence[int] = (),
     ) -> None:
         tcp = {"token": self.token, "address": listener.address, "addresses": addresses}
         payload = pack(load)
         try:
-            self._roster.spawn(
-                kind, name, payload, settings | {"tcp": tcp}, listener.fds, ports=[listener.port]
-            )
+            passed = [*fds, *listener.fds]
+            self._roster.spawn(kind, name, payload, settings | {"tcp": tcp}, passed, ports=[listener.port])
         finally:
             payload.close()
 
@@ -283,8 +286,7 @@ class Servers(Closes):
     def save(self, path: str | Path) -> None:
         """Write the current parameters as safetensors; the file is the old one or the new one, never a part."""
         tensors = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
-        whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-        write_atomic(Path(path), save(whole))
+        write_tensors(Path(path), tensors)
 
     def ledger(self) -> Ledger:
         """The ledger so far, but for the last half second: one row for each push and slice."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from squall.cluster.crew import CrewMemory, edge_bytes
+from squall.cluster.first import FirstValues, Taken
 from squall.cluster.payload import Payload, pack
 from squall.cluster.roster import RoleProcess, Roster
 from squall.cluster.tcp import TcpAddresses, TcpPlan
@@ -25,6 +26,8 @@ from squall.wire.control import AttachReplica, AttachShard, AttachWorker, Coordi
 from squall.wire.listener import Listener
 from squall.wire.memory import SharedArena
 
+BIG_BYTES = 256 << 20
+"""Models below it start all roles at once, which is sooner; from here on memory counts for more."""
 EVALUATOR = -1
 """Stands for a replica's number in the shards' books."""
 
@@ -37,6 +40,8 @@ class Started:
         buffer_arenas: for each replica the memory that it leaves its model's buffers in.
         payload, settings: what every replica was sent.
         durability: as shards are told; None: they do not come back.
+        first: what shards make their states of; None: it comes otherwise, or is not needed any more.
+        loads: what else each shard was sent, if it may come back.
         kept: where the coordinator listens; where shards do, and the memory that workers share with them, if they may
             come back.
         exchanges: by shard, each worker's ends of that.
@@ -49,6 +54,8 @@ class Started:
     buffer_arenas: list[SharedArena] = field(default_factory=list)
     payload: Payload | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    first: FirstValues | None = None
+    loads: dict[int, Payload] = field(default_factory=dict)
     kept: list[SharedArena | Listener] = field(default_factory=list)
     exchanges: dict[int, dict[str, tuple[AttachWorker, SharedArena]]] = field(default_factory=dict)
     epoch: int = 0
@@ -133,7 +140,7 @@ class Started:
         return [space.memory(arena) for arena in attached]
 
     def close(self) -> None:
-        for made in (self.payload, *self.buffer_arenas, *self.kept):
+        for made in (self.payload, self.first, *self.loads.values(), *self.buffer_arenas, *self.kept):
             if made is not None:
                 made.close()
 
@@ -174,6 +181,7 @@ class _Starting:
         self._prepared = started.execution.prepared
         self._roster = started.roster
         self._made: list[Channel | SharedArena | Payload | Listener | CrewMemory] = []
+        self._taken: Taken | None = None
         self._attachments: list[tuple[str, Any, list[int]]] = []  # to be sent: to whom, what, descriptors
 
     def listen(self) -> None:
@@ -189,6 +197,8 @@ class _Starting:
     def close(self) -> None:
         for made in self._made:
             made.close()
+        if self._taken is not None:
+            self._taken.close()
 
     def connect(self) -> None:
         """Hand shards, coordinator and workers their ends of all connections."""
@@ -196,11 +206,35 @@ class _Starting:
             self._roster.send(self._roster.roles[name], message, fds)
 
     def shards(self) -> None:
-        for shard in range(self._prepared.layout.num_shards):
+        """Start all shards; those of a big model make their slices before anything else that takes memory is made."""
+        started, first, layout = self._started, self._prepared.first, self._prepared.layout
+        if first.values is not None:
+            started.first = FirstValues(first.values)
+        shards = range(layout.num_shards)
+        for shard in shards:
+            started.loads[shard] = self._shard_load(shard)
+        first.let_go()
+        is_big = layout.space.num_bytes >= BIG_BYTES
+        taken = self._taken = Taken() if is_big else None
+        for shard in shards:
             self.shard(shard, first_incarnation(self._execution.directory.ledger, shard), is_back=False)
+        if taken is not None:
+            taken.wait()
+            taken.close()
+            self._taken = None
+        if started.durability is None:
+            self._drop_first()
 
-    def shard(self, shard: int, incarnation: int, *, is_back: bool) -> None:
-        prepared, directory = self._prepared, self._execution.directory
+    def _drop_first(self) -> None:
+        """The shards started with it, and none of them comes back."""
+        started = self._started
+        for given in (started.first, *started.loads.values()):
+            if given is not None:
+                given.close()
+        started.first, started.loads = None, {}
+
+    def _shard_load(self, shard: int) -> Payload:
+        prepared = self._prepared
         numbers = [spec.slice for spec in prepared.layout.slices_of(shard)]
         load = {
             "layout": prepared.layout,
@@ -208,6 +242,10 @@ class _Starting:
             **self._states_load(shard),
             "books": tuple(prepared.books[number] for number in numbers),
         }
+        return pack(load, by_value_modules=_user_modules(prepared))
+
+    def shard(self, shard: int, incarnation: int, *, is_back: bool) -> None:
+        prepared, directory = self._prepared, self._execution.directory
         settings = {
             "shard": shard,
             "incarnation": incarnation,
@@ -217,13 +255,23 @@ class _Starting:
             "durability": self._started.durability,
             "is_back": is_back,
         }
-        fds = self._line_to_coordinator(f"shard{shard}", AttachShard(shard=shard))
-        self._spawn("shard", f"shard{shard}", self._pack(load), settings, fds, incarnation=incarnation)
+        fds = []
+        if (first := self._started.first) is not None:
+            settings |= first.settings
+            fds.append(first.fd)
+        if self._taken is not None:
+            settings["tells_taken"] = True
+            fds.append(self._taken.fd)
+        fds += self._line_to_coordinator(f"shard{shard}", AttachShard(shard=shard))
+        load = self._started.loads[shard]
+        self._spawn("shard", f"shard{shard}", load, settings, fds, incarnation=incarnation)
 
     def _states_load(self, shard: int) -> dict[str, Any]:
-        """A shard's states; of a deferred model that starts afresh, what it makes its own from."""
-        if self._prepared.states is not None:
+        """A shard's states, if the run goes on; of a deferred model that starts afresh, what makes it."""
+        if self._prepared.first.states is not None:
             return {"states": self._prepared.states_of(shard)}
+        if self._prepared.first.values is not None:
+            return {}
         return {"recipe_for_states": {"function": self._prepared.job.model, "seed": self._prepared.job.seed}}
 
     def workers_of(self, shard: int) -> None:
@@ -267,7 +315,7 @@ class _Starting:
             edge_bytes(prepared)  # compiles what all workers are sent
         task = replace(prepared.task(model.pop("model", None)), value=None)
         load = {"task": task, "loop": prepared.loop, "buffers": prepared.buffers, **model}
-        started.payload = pack(load, by_value_modules=_user_modules(prepared))
+        started.payload = pack(load, by_value_modules=_user_modules(prepared), hollow=prepared.hollow)
         replicas = range(prepared.job.replicas)
         started.settings = {
             "threads": prepared.threads,
@@ -398,13 +446,13 @@ class _Starting:
         return near.fileno(), far.fileno()
 
     def _pack(self, load: dict[str, Any]) -> Payload:
-        payload = pack(load, by_value_modules=_user_modules(self._prepared))
+        payload = pack(load, by_value_modules=_user_modules(self._prepared), hollow=self._prepared.hollow)
         self._made.append(payload)
         return payload
 
 
 def _model_load(prepared: Prepared) -> dict[str, Any]:
-    """The model itself, or the function that makes it and the values of what is not trained."""
+    """The model itself, without values of what is trained, or the function that makes it and the values of what is not trained."""
     job = prepared.job
     if isinstance(job.model, nn.Module):
         return {"model": prepared.model}

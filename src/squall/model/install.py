@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from squall.errors import LocalProtocolError
 from squall.model.layout import Layout, Segment, SliceSpec
-from squall.model.parameters import master_dtype
+from squall.model.parameters import TensorSpec, master_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,15 +176,33 @@ def assemble(layout: Layout, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for spec, pieces in zip(layout.space.tensors, pieces_of(layout, vectors), strict=True):
-        empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
-        own = (torch.cat([piece.vector for piece in pieces]) if pieces else empty).view(spec.shape)
+        own = _joined(spec, pieces)
         if spec.part is None:
-            tensors |= dict.fromkeys((spec.name, *spec.aliases), own)
+            tensors |= dict.fromkeys((spec.name, *spec.aliases), own if len(pieces) != 1 else own.clone())
             continue
         if spec.name not in tensors:
             tensors |= dict.fromkeys((spec.name, *spec.aliases), own.new_empty(spec.whole_shape))
         spec.part.put_(tensors[spec.name], own)
     return tensors
+
+
+@torch.no_grad()
+def load_values(layout: Layout, vectors: Sequence[Tensor], into: Mapping[str, Tensor]) -> None:
+    """Copy the slices' vectors, or masters, into whole tensors by name, which are written; one at a time."""
+    for spec, pieces in zip(layout.space.tensors, pieces_of(layout, vectors), strict=True):
+        own = _joined(spec, pieces)
+        if spec.part is None:
+            into[spec.name].copy_(own)
+        else:
+            spec.part.put_(into[spec.name], own)
+
+
+def _joined(spec: TensorSpec, pieces: Sequence[Piece]) -> Tensor:
+    """A tensor of its pieces; of a single one no copy."""
+    if len(pieces) == 1:
+        return pieces[0].vector.view(spec.shape)
+    empty = torch.empty(0, dtype=getattr(torch, spec.dtype))
+    return (torch.cat([piece.vector for piece in pieces]) if pieces else empty).view(spec.shape)
 
 
 class _PrivateMemory:

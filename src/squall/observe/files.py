@@ -1,9 +1,11 @@
 """Files of a run directory: written whole or not at all, numbered without a race, named by their hash."""
 
+import contextlib
 import hashlib
 import os
 import re
 import uuid
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
@@ -22,12 +24,22 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     ...     [(file.name, file.read_text()) for file in Path(directory).iterdir()]
     [('result.json', '{}')]
     """
+    with replaced(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A file to be written instead of `path`, which it becomes at the end of the block, as a whole and on disk.
+
+    Raises:
+        OSError: as of `write_atomic`.
+    """
     # In the same directory, since a replace across file systems is no replace.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with temporary.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:

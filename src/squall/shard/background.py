@@ -16,7 +16,7 @@ class Background:
     def __init__(self, name: str) -> None:
         self._name = name
         self._reader, self._bell = os.pipe()
-        self._orders: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._orders: queue.Queue[tuple[str, Callable[[], None]] | None] = queue.Queue()
         self._done: queue.SimpleQueue[tuple[str, Exception | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -40,12 +40,17 @@ class Background:
                 self._done.put((what, error))
             del order, work  # or what it holds would stay until the next
             os.write(self._bell, b".")
+            self._orders.task_done()
 
     def finished(self) -> Iterator[tuple[str, Exception | None]]:
         """What has been done since the last time, each with what it raised. Call it when readable."""
         os.read(self._reader, 4096)
         while not self._done.empty():
             yield self._done.get()
+
+    def wait(self) -> None:
+        """Wait until all that was started is done."""
+        self._orders.join()
 
     def close(self) -> None:
         """Wait for what is under way."""

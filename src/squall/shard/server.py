@@ -5,6 +5,7 @@ where the worker left it and writes the new values through, the answer goes back
 """
 
 import contextlib
+import os
 import select
 import time
 from collections.abc import Iterable
@@ -65,7 +66,7 @@ def serve(settings: dict[str, Any], load: dict[str, Any], launcher: Connection, 
             state is to survive it (see `squall.shard.keeper`), and "is_back", if it is to come back with that; "tcp",
             if workers come that way: a mapping with "token", "addresses" of roles, and "address", its own.
         load: "layout", "rule", "states" and "books" of this shard, as the run began; instead of "states" those "made" in
-            this process.
+            this process. With "tells_taken" of the settings, nothing is held of what came once the first of `fds` is closed.
         launcher: the connection to it.
         fds: the connection to the coordinator; or, with "tcp", sockets that listen.
     """
@@ -87,9 +88,13 @@ class ShardServer:
         rule: Rule | RulePerTensor = load["rule"]
         self._ledger = LedgerWriter(self._directory / "ledger" / ledger_file(self._shard, self._incarnation))
         # Into memory of its own: what came from the launcher is mapped copy on write, and let go here.
-        states: list[SliceState] = load.get("made") or [copied(state) for state in load["states"]]
+        states: list[SliceState] = (
+            load["made"] if "made" in load else [copied(state) for state in load["states"]]
+        )
         books: tuple[SliceBook, ...] = tuple(load["books"])
         load.clear()
+        if settings.get("tells_taken"):
+            os.close(fds.pop(0))
         self._keeper: Keeper | None = None
         if books and settings.get("durability") is not None:
             self._keeper, states, books = self._keep(settings, states, books, rule)
@@ -108,6 +113,7 @@ class ShardServer:
         self._writer = SliceWriter()
         self._epoll = select.epoll()
         self._is_finished = False
+        self._is_last = False  # what is written now is what the run ends with
         self._has_recorded = False
         self._answers: list[Answer] = []  # that wait until what they say is on disk
         self._records: list[tuple[Record, float]] = []  # for the ledger, once whoever waits has been answered
@@ -234,6 +240,7 @@ class ShardServer:
             case CoordinatorBack(epoch=epoch):
                 self._follow(epoch, fds)
             case SaveSlices(name=name):
+                self._is_last = True
                 self._handle(Save(name=name))
             case Finish():
                 self._handle(Close())
@@ -299,6 +306,8 @@ class ShardServer:
             self._keeper.commit()
         if self._lines.sends_live_values:
             self._answer_all()  # with the values that these answers speak of
+        if self._is_last:
+            self._writer.wait()
         self._lines.before_apply(effect)
         done = self._tensors.apply(effect)
         if self._keeper is not None and isinstance(done, Applied):
@@ -324,13 +333,13 @@ class ShardServer:
             self._launcher.send(Durability(lost=lost))
 
     def _store(self, name: str, books: tuple[SliceBook, ...]) -> None:
-        """Copy now; write while training goes on."""
+        """Copy now, and write while training goes on; at the end of the run write from where the values are."""
         self._write_records()
         self._ledger.flush()
         if self._recorder is not None:
             self._recorder.flush()
         path = self._directory / "checkpoints" / name / shard_file(self._shard)
-        states = [copied(state) for state in self._tensors.states.values()]
+        states = list(self._tensors.states.values()) if self._is_last else self._tensors.states_kept()
         self._writer.write(name, path, states, books)
 
     # What it has cost -----------------------------------------------------------------------------------

@@ -1,20 +1,20 @@
 """One shard's slices on disk: values, rule state and books in one file, whole or not at all."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from squall.blocks import BlockSet
 from squall.errors import MISFITS, CorruptError
 from squall.model.layout import SliceSpec
-from squall.observe.files import write_atomic
+from squall.observe.files import replaced
 from squall.rules.apply import SliceState
 from squall.shard.background import Background
 from squall.shard.books import SliceBook
@@ -40,7 +40,27 @@ def write_slices(path: Path, states: Sequence[SliceState], books: Sequence[Slice
             tensors[f"{number}.slot.{name}"] = slot
         told.append(_book_to_json(by_number[number]) | {"slots": sorted(state.slots)})
     metadata = {"format": FORMAT, "version": "1", "books": json.dumps(told)}
-    write_atomic(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata))
+    write_tensors(path, tensors, metadata)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors as safetensors, from where they are; `path` holds the old file or the new one, never a part.
+
+    Args:
+        tensors: those of one memory, such as tied ones, are written one by one.
+    """
+    apart: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().contiguous()
+        if own.numel() and own.untyped_storage().data_ptr() in seen:
+            own = own.clone()
+        seen.add(own.untyped_storage().data_ptr())
+        apart[name] = own
+    with replaced(path) as temporary:
+        save_file(apart, temporary, None if metadata is None else dict(metadata))
 
 
 def copied(state: SliceState) -> SliceState:
@@ -91,6 +111,10 @@ class SliceWriter:
             if error is not None:
                 raise error
             yield name
+
+    def wait(self) -> None:
+        """Wait until nothing is being written, and the slices may change again."""
+        self._background.wait()
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -63,6 +63,7 @@ class ShardTensors:
 
     def detach(self, worker: Worker) -> None:
         self._memory.pop(worker.place, None)
+        self.applied = []  # views of its memory, perhaps the last
 
     def states_kept(self) -> list[SliceState]:
         """The slices as they are, in memory of their own."""

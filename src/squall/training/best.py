@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save
 from torch import nn
 
 from squall.errors import ConfigError
 from squall.observe.files import write_atomic
+from squall.shard.store import write_tensors
 
 MODEL, FIGURES = "best.safetensors", "best.json"
 
@@ -58,7 +58,6 @@ class BestKeeper:
         """Keep the model if it is better than the best so far; say whether it was."""
         if not self.is_better(values[self.metric], self.best()):
             return False
-        state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
-        write_atomic(self.directory / MODEL, save(state))
+        write_tensors(self.directory / MODEL, model.state_dict())
         write_atomic(self.directory / FIGURES, json.dumps({**values, "minibatches": minibatches}))
         return True

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from squall.blocks import BlockSet
@@ -20,7 +20,7 @@ from squall.model.layout import Layout
 from squall.observe.files import sha256_file, sync_directory, write_atomic
 from squall.rules.apply import SliceState
 from squall.shard.books import SliceBook
-from squall.shard.store import read_slices, shard_file
+from squall.shard.store import read_slices, shard_file, write_tensors
 
 MANIFEST = "manifest.json"
 BUFFERS = "buffers.safetensors"
@@ -75,7 +75,7 @@ def finish_checkpoint(
     starts: int,
 ) -> None:
     """Write buffers, and the manifest over all files, those that the shards have written to `folder` included."""
-    write_atomic(folder / BUFFERS, save({name: value.contiguous() for name, value in buffers.items()}))
+    write_tensors(folder / BUFFERS, buffers)
     files = {path.name: sha256_file(path) for path in sorted(folder.glob("*.safetensors"))}
     manifest = {
         "format": "squall-checkpoint",

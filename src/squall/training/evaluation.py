@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from squall.data.minibatches import Minibatches
 from squall.errors import SquallError, UserCodeError
 from squall.model.buffers import set_buffers
-from squall.model.install import assemble
+from squall.model.install import load_values
 from squall.model.layout import Layout
 from squall.model.objective import Metric, Objective, measure
 
@@ -61,12 +60,9 @@ class Evaluation:
         return self.of_model(model)
 
 
-@torch.no_grad()
 def load_slices(
     model: nn.Module, layout: Layout, vectors: Sequence[Tensor], buffers: Mapping[str, Tensor]
 ) -> None:
     """Copy slices' values (shape (S,) each, in order) and buffers into a model."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, value in assemble(layout, vectors).items():
-        parameters[name].copy_(value)
+    load_values(layout, vectors, dict(model.named_parameters(remove_duplicate=False)))
     set_buffers(model, dict(buffers))

@@ -12,8 +12,7 @@ from time import monotonic, time
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from squall.errors import ConfigError, RunError, RunExistsError, SquallError
 from squall.faults import in_words
@@ -25,6 +24,7 @@ from squall.observe.loggers import Logger
 from squall.observe.metrics import MetricsLog, read_history
 from squall.observe.plots import plan_svg, plot_loss
 from squall.observe.tally import blocks_redone, summarise, times_one_replica
+from squall.shard.store import write_tensors
 from squall.shard.tensors import push_file
 from squall.training.best import BestKeeper
 from squall.training.checkpoint import MANIFEST, Checkpoint, newest_checkpoint, read_checkpoint
@@ -76,8 +76,8 @@ def carry_out(job: Job, *, cluster: Cluster, resume: bool, publish: Publish, sto
         _check_modelled(job, resume)
     cluster.expect(job)
     remote = _remote(job, resume)
-    checkpoint = _checkpoint_of(job, remote) if resume else None
-    prepared = prepare(job, checkpoint)
+    # By no name here: of what it goes on from nothing is kept once the shards have it.
+    prepared = prepare(job, _checkpoint_of(job, remote) if resume else None)
     if resume and job.directory is not None and (why := _finished(job.directory, prepared)) is not None:
         finished = RunDirectory.open(job.directory)
         publish(Ended(time_s=prepared.time_s, why=f"it was finished before: {why}. {more(job, finished)}"))
@@ -305,15 +305,7 @@ def _begin_record(directory: RunDirectory, prepared: Prepared) -> None:
         for row in prepared.layout.layout_json()
     ]
     directory.write_json(directory.pushes / "layout.json", rows)
-    save_file(_trained(prepared), directory.pushes / "initial.safetensors")
-
-
-def _trained(prepared: Prepared) -> dict[str, Tensor]:
-    return {
-        name: parameter.detach().clone().contiguous()
-        for name, parameter in prepared.model.named_parameters(remove_duplicate=False)
-        if parameter.requires_grad
-    }
+    write_tensors(directory.pushes / "initial.safetensors", prepared.first.values or {})
 
 
 # After -----------------------------------------------------------------------------------------------------
@@ -335,8 +327,8 @@ def _finish(execution: Execution, ending: Ending) -> nn.Module:
     model = prepared.whole()
     vectors = [state.params for state in read_checkpoint(folder).states]
     load_slices(model, prepared.layout, vectors, ending.buffers)
-    state = {name: value.detach().clone().contiguous() for name, value in model.state_dict().items()}
-    save_file(state, directory.model)
+    del vectors
+    write_tensors(directory.model, model.state_dict())
     if prepared.evaluation is not None and ending.why in FINISHED:
         values = prepared.evaluation.of_model(model)
         if execution.best is not None:

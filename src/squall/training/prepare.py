@@ -34,6 +34,7 @@ from squall.slices import Cover
 from squall.training.checkpoint import Checkpoint, relaid
 from squall.training.cutting import cut_of, is_cut
 from squall.training.evaluation import Evaluation
+from squall.training.first import First, hollowed, trained
 from squall.training.job import Job
 from squall.training.trial import try_evaluation
 
@@ -43,13 +44,14 @@ class Prepared:
     """A job with everything that follows from it.
 
     Attributes:
-        model: as the run starts from it; belongs to the launcher and is never trained.
+        model: the run's, without values of what is trained; belongs to the launcher and is never trained.
+        hollow: its parameters that have none; empty if it has its values after all.
         minibatches: what is trained on.
         evaluation: what is measured, or None.
         plan: the blocks of the run.
         deferred: the model that each role makes its own share of; None: there is a whole one.
-        states, books: the slices as the run starts from them, in order; of a deferred model that starts afresh shards make
-            their own states.
+        first: what shards make their slices from.
+        books: of the slices, in order, as the run starts from them.
         settled: blocks that a resumed run has already.
         identity: what decides which examples a position means.
         cut: how each replica's model is cut over workers; None: each is one.
@@ -62,6 +64,7 @@ class Prepared:
 
     job: Job
     model: nn.Module
+    hollow: tuple[Tensor, ...]
     deferred: Deferred | None
     layout: Layout
     buffers: BufferSpace
@@ -71,7 +74,7 @@ class Prepared:
     plan: WorkPlan
     rule: Rule | RulePerTensor
     local: Rule | None
-    states: tuple[SliceState, ...] | None
+    first: First
     books: tuple[SliceBook, ...]
     settled: BlockSet
     identity: Mapping[str, Any]
@@ -114,12 +117,12 @@ class Prepared:
         )
 
     def states_of(self, shard: int) -> list[SliceState]:
-        """The slices of one shard as the run starts from them; of a deferred model made here, and no others."""
+        """The slices of one shard as the run starts from them, made here; for the one who is to have them."""
         specs = self.layout.slices_of(shard)
-        if self.states is not None:
-            return [self.states[spec.slice] for spec in specs]
-        assert self.deferred is not None
-        return first_states(self.layout, specs, self.rule, self.deferred.value)
+        if self.first.states is not None:
+            return [self.first.states[spec.slice] for spec in specs]
+        value = self.first.value if self.deferred is None else self.deferred.value
+        return first_states(self.layout, specs, self.rule, value)
 
     @property
     def rhythm(self) -> Rhythm | None:
@@ -198,17 +201,19 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         "schema": whole.schema_hash,
         "rule": state_form(job.strategy.rule),
     }
-    states: list[SliceState] | None
-    if checkpoint is None and deferred is not None:
-        states, books = None, first_books(layout)
-    elif checkpoint is None:
-        states, books = new_slices(layout, model, rule)
-    else:
+    if checkpoint is not None:
         _check_identity(checkpoint.identity, identity)
         states, books = relaid(checkpoint, layout)
+        first = First(states=tuple(states))
+    else:
+        first, books = First(values=None if deferred is not None else trained(model)), first_books(layout)
+    hollow: tuple[Tensor, ...] = ()
+    if deferred is None:
+        model, hollow = hollowed(model, is_ours=isinstance(job.model, nn.Module))
     return Prepared(
         job=job,
         model=model,
+        hollow=hollow,
         deferred=deferred,
         layout=layout,
         buffers=BufferSpace.of(model, job.buffers),
@@ -218,7 +223,7 @@ def prepare(job: Job, checkpoint: Checkpoint | None = None) -> Prepared:
         plan=_plan(job, minibatches),
         rule=rule,
         local=job.strategy.local_rule,
-        states=None if states is None else tuple(states),
+        first=first,
         books=tuple(books),
         settled=BlockSet() if checkpoint is None else checkpoint.settled,
         identity=identity,
@@ -346,15 +351,6 @@ def _plan(job: Job, minibatches: Minibatches) -> WorkPlan:
         steps=job.num_steps,
         warm_start=job.strategy.warm_start,
     )
-
-
-def new_slices(
-    layout: Layout, model: nn.Module, rule: Rule | RulePerTensor
-) -> tuple[list[SliceState], list[SliceBook]]:
-    """Every slice with the model's values, as before any update."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    states = first_states(layout, layout.slices, rule, lambda name: parameters[name].detach())
-    return states, first_books(layout)
 
 
 def first_books(layout: Layout) -> list[SliceBook]:
