@@ -1,7 +1,6 @@
 """However a program is started and however it ends: runs work, Ctrl-C is clean, and nothing is left behind."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 import squall
 from squall.cluster.local import Local
-from tests.processes.helpers import data, is_alive, job, network, processes, wait_until
+from tests.processes.helpers import data, is_alive, job, left_open, network, processes, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -130,10 +129,10 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
 def test_nothing_is_left_in_shared_memory_or_open_after_runs(local: Local, tmp_path: Path) -> None:
     """B10"""
     squall.fit(job(local, epochs=1, out=tmp_path / "first"))
-    before = (sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd")), threading.active_count())
+    before = left_open()
     for number in range(5):
         squall.fit(job(local, epochs=1, out=tmp_path / str(number)))
-    after = (sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd")), threading.active_count())
+    after = left_open()
     assert after == before
 
 

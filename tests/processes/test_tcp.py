@@ -24,7 +24,7 @@ from squall.observe.events import Left, Progress
 from squall.training.fit import Handle
 from tests.conftest import over_tcp
 from tests.fuzz.targets import mutant
-from tests.processes.helpers import applied_counts, data, job, kill, processes
+from tests.processes.helpers import applied_counts, data, job, kill, left_open, processes
 from tests.processes.test_failures import assert_every_block_once, follow
 from tests.relay import Relay
 
@@ -184,9 +184,9 @@ def test_a_killed_and_a_paused_replica_cost_no_block_over_tcp(local_tcp: Local, 
 
 def test_ports_are_listed_and_free_again_and_nothing_is_left_open(local_tcp: Local, tmp_path: Path) -> None:
     squall.fit(job(local_tcp, epochs=1, out=tmp_path / "first"))
-    before = (sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd")), threading.active_count())
+    before = left_open()
     squall.fit(job(local_tcp, epochs=1, out=tmp_path / "second"))
-    after = (sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd")), threading.active_count())
+    after = left_open()
 
     assert after == before
     rows = json.loads((tmp_path / "second" / "processes.json").read_text())
