@@ -87,7 +87,8 @@ class TensorSource(Source):
         self.tree = map_leaves(_owned, tree)
 
     def batch(self, indices: NDArray[np.int64]) -> Any:
-        return map_leaves(lambda leaf: _rows(leaf, indices), self.tree)
+        index = _index(indices)
+        return map_leaves(lambda leaf: _rows(leaf, indices, index), self.tree)
 
 
 @final
@@ -288,14 +289,20 @@ def _owned(leaf: Any) -> Any:
     return leaf.detach()
 
 
-def _rows(leaf: Any, indices: NDArray[np.int64]) -> "Tensor":
+def _index(indices: NDArray[np.int64]) -> "Tensor":
+    """The same in memory of its own, since `indices` may not be written to, and torch's may."""
+    import torch
+
+    return torch.from_numpy(np.array(indices, dtype=np.int64))
+
+
+def _rows(leaf: Any, indices: NDArray[np.int64], index: "Tensor") -> "Tensor":
     import torch
 
     if isinstance(leaf, np.ndarray):
         # The rows are a new array, writable and ours, so that the tensor may share it.
         return torch.from_numpy(np.asarray(leaf).take(indices, axis=0))
-    index = torch.from_numpy(np.array(indices, dtype=np.int64)).to(leaf.device)
-    return torch.index_select(leaf, 0, index)
+    return torch.index_select(leaf, 0, index.to(leaf.device))
 
 
 def _default_collate() -> Callable[[list[Any]], Any]:

@@ -132,7 +132,7 @@ class ReplicaCompute:
             raise
         except Exception as error:
             raise self._told(error, f"epoch {wish.epoch}, position {wish.position}") from error
-        scale = self._clip()
+        scale = self._clip() if self._norms else 1.0
         if wish.local_step:
             assert self._local is not None
             self._local.step(wish.minibatches, scale)
@@ -212,8 +212,7 @@ class ReplicaCompute:
     @torch.no_grad()
     def _clip(self) -> float:
         """Clip the minibatch's gradient; return what is left to be multiplied with what has gone out already."""
-        if self._task.clip_norm is None or not self._norms:
-            return 1.0
+        assert self._task.clip_norm is not None
         total = torch.linalg.vector_norm(torch.stack([norm.to(CPU) for norm in self._norms])).item()
         self._norms.clear()
         factor = clip_factor(total, self._task.clip_norm)
