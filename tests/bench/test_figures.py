@@ -108,7 +108,9 @@ def test_the_terms_of_the_ceiling_are_measured_by_two_processes_at_once(place: P
 def test_two_replicas_learn_until_the_loss_is_reached_and_stop(place: Place, tmp_path: Path) -> None:
     task = lesson("digits", quick=True)
 
-    seconds, reached = downpour(place.cluster, task, tmp_path, seed=0, rate=0.03, every=2, overlap=True)
+    seconds, reached = downpour(
+        place.cluster, task, tmp_path, seed=0, rule="Adagrad", rate=0.03, every=2, overlap=True
+    )
 
     assert reached
     assert seconds > 0

@@ -66,7 +66,7 @@ def test_the_plain_loop_is_given_the_order_and_start_that_squall_has(monkeypatch
     )
     monkeypatch.setattr(learning, "lesson", lambda: task)
 
-    told = plain_loop({"lesson": {}, "seed": 7, "rate": 0.1, "threads": 1})
+    told = plain_loop({"lesson": {}, "seed": 7, "rule": "Adagrad", "rate": 0.1, "threads": 1})
 
     assert not told["reached"]
     expected = np.concatenate([squall.data.order(6, 7, epoch) for epoch in range(2)])

@@ -1,45 +1,62 @@
-"""Tests of squall.bench.figures.time_to_loss: which rate a side gets, and what becomes of runs that fail.
+"""Tests of squall.bench.figures.time_to_loss: which rule and rate a side gets, and what becomes of runs that fail.
 
-Faults planted here by hand, each seen to fail a test: a rate that never got there preferred for being quick · all rounds with
-one seed.
+Faults planted here by hand, each seen to fail a test: a way that never got there preferred for being quick · all rounds with
+one seed · the fastest on one seed taken at its word.
 """
 
-from squall.bench.figures.time_to_loss import TUNING_SEED, _Learned
+from squall.bench.figures.time_to_loss import TUNING_SEEDS, Way, _Learned
 from squall.bench.rounds import alternate
+
+SLOW, FAST, FAILING = ("Adagrad", 0.01), ("Adagrad", 0.1), ("Sgd", 1.0)
 
 
 class Learner:
     """One whose times are known; remembers what it was asked."""
 
-    def __init__(self, times: dict[float, tuple[float, bool]]) -> None:
+    def __init__(self, times: dict[Way, tuple[float, bool]]) -> None:
         self.times = times
-        self.asked: list[tuple[int, float]] = []
+        self.asked: list[tuple[int, Way]] = []
 
-    def __call__(self, seed: int, rate: float) -> tuple[float, bool]:
-        self.asked.append((seed, rate))
-        return self.times[rate]
+    def __call__(self, seed: int, way: Way) -> tuple[float, bool]:
+        self.asked.append((seed, way))
+        return self.times[way]
 
 
-def test_each_side_gets_the_rate_that_was_fastest_for_it_on_a_seed_that_is_not_measured() -> None:
-    one = Learner({0.01: (3.0, True), 0.1: (2.0, True), 1.0: (1.0, False)})
-    other = Learner({0.01: (1.0, True), 0.1: (2.0, True), 1.0: (9.0, True)})
+def test_each_side_gets_the_way_that_was_fastest_for_it_on_seeds_that_are_not_measured() -> None:
+    one = Learner({SLOW: (3.0, True), FAST: (2.0, True), FAILING: (1.0, False)})
+    other = Learner({SLOW: (1.0, True), FAST: (2.0, True), FAILING: (9.0, True)})
     learned = _Learned(name="x", learners={"one": one, "other": other})
 
-    learned.tune((0.01, 0.1, 1.0))
+    learned.tune((SLOW, FAST, FAILING))
     one.asked.clear()
     rounds = alternate(learned.sides(), 3)
 
-    assert learned.rates == {"one": 0.1, "other": 0.01}
-    assert one.asked == [(0, 0.1), (1, 0.1), (2, 0.1)]
-    assert TUNING_SEED not in range(3)
+    assert learned.ways == {"one": FAST, "other": SLOW}
+    assert one.asked == [(0, FAST), (1, FAST), (2, FAST)]
+    assert not set(TUNING_SEEDS) & set(range(3))
     assert rounds[0] == {"x: one": 2.0, "x: other": 1.0}
     assert learned.notes() == []
 
 
-def test_a_side_that_does_not_get_there_is_named_and_its_whole_time_counts() -> None:
-    learned = _Learned(name="x", learners={"one": Learner({0.1: (7.0, False)})})
+def test_of_the_two_fastest_on_one_seed_the_faster_on_all_counts() -> None:
+    class Lucky(Learner):
+        def __call__(self, seed: int, way: Way) -> tuple[float, bool]:
+            seconds, reached = super().__call__(seed, way)
+            return (0.1 if way == SLOW and seed == TUNING_SEEDS[0] else seconds), reached
 
-    learned.tune((0.1,))
+    lucky = Lucky({SLOW: (3.0, True), FAST: (1.0, True), FAILING: (2.0, True)})
+    learned = _Learned(name="x", learners={"one": lucky})
+
+    learned.tune((SLOW, FAST, FAILING))
+
+    assert learned.ways == {"one": FAST}
+    assert [seed for seed, way in lucky.asked if way == FAILING] == [TUNING_SEEDS[0]]
+
+
+def test_a_side_that_does_not_get_there_is_named_and_its_whole_time_counts() -> None:
+    learned = _Learned(name="x", learners={"one": Learner({FAST: (7.0, False)})})
+
+    learned.tune((FAST,))
     rounds = alternate(learned.sides(), 2)
 
     assert [one["x: one"] for one in rounds] == [7.0, 7.0]

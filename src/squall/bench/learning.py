@@ -16,11 +16,18 @@ from squall.data import Source
 from squall.errors import ConfigError
 from squall.model.deferred import ModelInParts
 from squall.recipes import digits
+from squall.rules.rule import Rule
 from squall.training.recipe import find
 
 TEST_BATCH = 256
 FASHION_EXAMPLES = 60_000
 """Of the whole training set; a part of it reaches no loss as low."""
+
+RULES: Mapping[str, tuple[Callable[..., Rule], Callable[..., torch.optim.Optimizer]]] = {
+    "Adagrad": (squall.Adagrad, torch.optim.Adagrad),
+    "Sgd": (squall.Sgd, torch.optim.SGD),
+}
+"""Name -> the rule of the shards, and the same for a plain loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ def lesson(name: str, files: Iterable[str] = (), *, quick: bool = False) -> Less
     """
     if name == "digits":
         train, test = squall.data.digits()
-        target, epochs, every = (1.5, 4, 0.25) if quick else (0.25, 20, 0.25)
+        target, epochs, every = (1.5, 4, 0.25) if quick else (0.25, 20, 0.5)
         return Lesson(
             model=digits.network,
             train=train,
@@ -70,7 +77,7 @@ def lesson(name: str, files: Iterable[str] = (), *, quick: bool = False) -> Less
     recordings = [file for file in files if file.endswith(".zip")]
     if name == "fashion":
         return _fashion([file for file in files if file not in recordings])
-    return _of_recipe(name, [("data", file) for file in recordings[:1]], target=1.35)
+    return _of_recipe(name, [("data", file) for file in recordings[:1]])
 
 
 def _fashion(files: list[str]) -> Lesson:
@@ -87,13 +94,13 @@ def _fashion(files: list[str]) -> Lesson:
         train=train,
         test=squall.data.read(files[2], files[3], classes=10),
         batch_size=64,
-        target=0.5 if is_part else 0.4,
-        epochs=40 if is_part else 10,
-        evaluate_every=0.5 if is_part else 0.1,
+        target=0.5 if is_part else 0.38,
+        epochs=40 if is_part else 8,
+        evaluate_every=0.5,
     )
 
 
-def _of_recipe(name: str, settings: Sequence[tuple[str, str]], *, target: float) -> Lesson:
+def _of_recipe(name: str, settings: Sequence[tuple[str, str]]) -> Lesson:
     """What a recipe that comes with Squall trains; its loss must be cross-entropy."""
     job = find(name, settings)
     assert not isinstance(job.model, ModelInParts)
@@ -104,9 +111,9 @@ def _of_recipe(name: str, settings: Sequence[tuple[str, str]], *, target: float)
         train=train,
         test=test,
         batch_size=batch_size,
-        target=target,
-        epochs=job.epochs or 1,
-        evaluate_every=0.25,
+        target=1.3,
+        epochs=8,
+        evaluate_every=0.5,
     )
 
 
@@ -118,7 +125,7 @@ def plain_loop(settings: dict[str, Any]) -> dict[str, Any]:
     """Train in an ordinary loop until the loss is reached, on the same minibatches in the same order as Squall.
 
     Args:
-        settings: "lesson", the arguments of `lesson`; "seed", "rate", "threads".
+        settings: "lesson", the arguments of `lesson`; "seed"; "rule", a name of `RULES`; "rate"; "threads".
 
     Returns:
         "seconds" from the first step on, evaluations included; "reached", whether the loss was.
@@ -127,7 +134,8 @@ def plain_loop(settings: dict[str, Any]) -> dict[str, Any]:
     task = lesson(**settings["lesson"])
     torch.manual_seed(settings["seed"])
     model = task.model()
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=settings["rate"], fused=True)
+    _, optimizer_of = RULES[settings["rule"]]
+    optimizer = optimizer_of(model.parameters(), lr=settings["rate"], fused=True)
     count = task.train.num_examples
     every, seen, due = task.evaluate_every * count, 0, task.evaluate_every * count
     began = time.perf_counter()
@@ -163,21 +171,27 @@ def downpour(
     folder: Path,
     *,
     seed: int,
+    rule: str,
     rate: float,
     every: int,
     overlap: bool,
 ) -> tuple[float, bool]:
     """Train with two replicas until the loss is reached.
 
+    Args:
+        rule: a name of `RULES`.
+
     Returns:
         seconds from when the first replica was there, evaluations included, and whether the loss was reached.
     """
-    rule = squall.Adagrad(learning_rate=rate)
+    rule_of, _ = RULES[rule]
     handle = squall.start(
         task.model,
         task.train,
         test=task.test,
-        strategy=squall.Downpour(n_fetch=every, n_push=every, overlap=overlap, rule=rule),
+        strategy=squall.Downpour(
+            n_fetch=every, n_push=every, overlap=overlap, rule=rule_of(learning_rate=rate)
+        ),
         replicas=2,
         batch_size=task.batch_size,
         epochs=task.epochs,

@@ -235,7 +235,8 @@ def bench(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="Four idx files of Fashion-MNIST, for time-to-loss: give it once for each."
+            metavar="FILE",
+            help="For time-to-loss, once for each: the four idx files of Fashion-MNIST, the zip file of FSDD.",
         ),
     ] = None,
     out: Annotated[

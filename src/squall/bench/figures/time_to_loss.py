@@ -3,7 +3,7 @@
 Data sets: the digits that come with the package; Fashion-MNIST, whose four idx files are given with --data; and the frames of
 spoken digits of the recipe `fsdd`. Each round is a seed. Time runs from the first step of the loop, or from when
 the first replica is there, to the end of the evaluation that sees the loss; evaluations are as frequent on both sides
-and included. Every side has the learning rate of one grid that was fastest for it on a seed of its own.
+and included. Every side has the rule and learning rate of one grid that were fastest for it on seeds that are not measured.
 """
 
 import tempfile
@@ -21,8 +21,21 @@ from squall.bench.rounds import alternate
 from squall.bench.workers import Workers
 from squall.errors import ConfigError
 
-RATES, QUICK_RATES = (0.01, 0.03, 0.1), (0.03,)
-TUNING_SEED = 1000
+Way = tuple[str, float]
+"""A rule, a name of `RULES`, and its learning rate."""
+
+WAYS: tuple[Way, ...] = (
+    ("Adagrad", 0.01),
+    ("Adagrad", 0.03),
+    ("Adagrad", 0.1),
+    ("Sgd", 0.03),
+    ("Sgd", 0.1),
+    ("Sgd", 0.3),
+)
+QUICK_WAYS: tuple[Way, ...] = (("Adagrad", 0.03),)
+TUNING_SEEDS = (1000, 1001, 1002)
+FINALISTS = 2
+"""So many ways are tried on the other tuning seeds too."""
 DATA_SETS, QUICK_DATA_SETS = ("digits", "fashion", "fsdd"), ("digits",)
 PLAIN = {"plain loop": 1, "plain loop, two threads": 2}
 # Name -> minibatches to a push and to a fetch, and whether they go on behind the computing.
@@ -33,8 +46,8 @@ DOWNPOUR = {
     "Downpour, n = 10, overlap": (10, True),
 }
 
-Learner = Callable[[int, float], tuple[float, bool]]
-"""Learns with a seed and a rate; returns seconds, and whether the loss was reached."""
+Learner = Callable[[int, Way], tuple[float, bool]]
+"""Learns with a seed; returns seconds, and whether the loss was reached."""
 
 
 def measure(settings: Settings, place: Place) -> Report:
@@ -52,12 +65,12 @@ def measure(settings: Settings, place: Place) -> Report:
             continue
         told = {"name": name, "files": files, "quick": settings.quick}
         learned = _Learned(name=name, learners=_learners(place, task, told))
-        learned.tune(QUICK_RATES if settings.quick else RATES)
+        learned.tune(QUICK_WAYS if settings.quick else WAYS)
         rounds = alternate(learned.sides(), settings.rounds)
         series |= series_of(rounds, [f"{name}: {side}" for side in learned.learners], "s")
         ratios |= _ratios(name, rounds)
         notes += learned.notes()
-        sizes[name] = {"target": task.target, "batch_size": task.batch_size, "rates": learned.rates}
+        sizes[name] = {"target": task.target, "batch_size": task.batch_size, "ways": learned.ways}
     return Report(series=series, ratios=ratios, sizes=sizes, notes=tuple(notes))
 
 
@@ -70,41 +83,66 @@ def _learners(place: Place, task: Lesson, told: dict[str, Any]) -> dict[str, Lea
     return found
 
 
-def _plainly(
-    workers: Workers, told: dict[str, Any], threads: int, seed: int, rate: float
-) -> tuple[float, bool]:
-    settings = {"lesson": told, "seed": seed, "rate": rate, "threads": threads}
+def _plainly(workers: Workers, told: dict[str, Any], threads: int, seed: int, way: Way) -> tuple[float, bool]:
+    rule, rate = way
+    settings = {"lesson": told, "seed": seed, "rule": rule, "rate": rate, "threads": threads}
     (result,) = workers.run(plain_loop, [settings])
     return result["seconds"], result["reached"]
 
 
 def _by_downpour(
-    cluster: squall.Local, task: Lesson, every: int, overlap: bool, seed: int, rate: float
+    cluster: squall.Local, task: Lesson, every: int, overlap: bool, seed: int, way: Way
 ) -> tuple[float, bool]:
+    rule, rate = way
     with tempfile.TemporaryDirectory() as folder:
-        return downpour(cluster, task, Path(folder), seed=seed, rate=rate, every=every, overlap=overlap)
+        return downpour(
+            cluster, task, Path(folder), seed=seed, rule=rule, rate=rate, every=every, overlap=overlap
+        )
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """How often one way did not reach the loss, and the seconds that it took in all."""
+
+    failed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What never got there comes last, the quickest to give up first."""
+        return (self.failed, self.seconds)
+
+    def having(self, learned: tuple[float, bool]) -> "_Trials":
+        seconds, reached = learned
+        return _Trials(self.failed + (not reached), self.seconds + seconds)
 
 
 @dataclass(kw_only=True)
 class _Learned:
-    """All sides on one data set: their rates, how many seeds each has had, and how often it gave up."""
+    """All sides on one data set: how they learn, how many seeds each has had, and how often it gave up."""
 
     name: str
     learners: dict[str, Learner]
-    rates: dict[str, float] = field(default_factory=dict)
+    ways: dict[str, Way] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
 
-    def tune(self, rates: tuple[float, ...]) -> None:
-        """Find each side's fastest rate, on a seed that is not measured; one rate needs no finding."""
+    def tune(self, ways: tuple[Way, ...]) -> None:
+        """Find each side's fastest way, on seeds that are not measured; one way needs no finding.
+
+        All are tried on the first seed, and the fastest few on the others too; then the least time in all counts.
+        """
+        first, *others = TUNING_SEEDS
         for side, learn in self.learners.items():
-            found = (
-                {rate: learn(TUNING_SEED, rate) for rate in rates}
-                if len(rates) > 1
-                else {rates[0]: (0.0, True)}
-            )
-            # What never got there comes last, the quickest to give up first.
-            self.rates[side] = min(found, key=lambda rate: (not found[rate][1], found[rate][0]))
+            if len(ways) == 1:
+                (self.ways[side],) = ways
+                continue
+            tried = {way: _Trials().having(learn(first, way)) for way in ways}
+            finalists = sorted(ways, key=lambda way: tried[way].rank)[:FINALISTS]
+            for way in finalists:
+                for seed in others:
+                    tried[way] = tried[way].having(learn(seed, way))
+            self.ways[side] = min(finalists, key=lambda way: tried[way].rank)
 
     def sides(self) -> list[Callable[[], Mapping[str, float]]]:
         return [partial(self._learn, side) for side in self.learners]
@@ -112,7 +150,7 @@ class _Learned:
     def _learn(self, side: str) -> Mapping[str, float]:
         seed = self.seeds.get(side, 0)
         self.seeds[side] = seed + 1
-        seconds, reached = self.learners[side](seed, self.rates[side])
+        seconds, reached = self.learners[side](seed, self.ways[side])
         if not reached:
             self.failed[side] = self.failed.get(side, 0) + 1
         return {f"{self.name}: {side}": seconds}
