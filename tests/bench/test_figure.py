@@ -6,6 +6,7 @@ the warning of after the figure left out.
 """
 
 import json
+import math
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -112,3 +113,13 @@ def test_a_figure_stands_beside_what_the_machine_was_and_whether_it_was_quiet(
 
     assert (first["figure"], first["quiet"]["warning"], first["environment"]) == ("x", "", {"facts": 1})
     assert "2.00 cores" in second["quiet"]["warning"]
+
+
+def test_what_has_no_number_is_null_in_json_and_never_wins() -> None:
+    rounds = [{"a": math.inf, "b": 1.0}, {"a": math.inf, "b": math.inf}, {"a": 2.0, "b": math.inf}]
+    report = Report(series=series_of(rounds, ["a"], "s"), ratios={"x": ratio_of(rounds, "a", "b")})
+
+    told = json.loads(json.dumps(report.as_json(), allow_nan=False))
+
+    assert told["series"]["a"]["values"] == [None, None, 2.0]
+    assert told["ratios"]["x"]["values"] == [None, 0.0, 0.0]

@@ -4,6 +4,7 @@ Faults planted here by hand, each seen to fail a test: a figure missing from the
 a worker's error swallowed.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterator
@@ -115,6 +116,20 @@ def test_two_replicas_learn_until_the_loss_is_reached_and_stop(place: Place, tmp
     assert reached
     assert seconds > 0
     assert squall.load(tmp_path / "run").metrics["minibatches"] < task.epochs * 63
+
+
+@pytest.mark.processes
+def test_a_run_that_diverges_or_takes_too_long_does_not_reach_the_loss(place: Place, tmp_path: Path) -> None:
+    task = dataclasses.replace(lesson("digits", quick=True), target=0.0)
+
+    def learned(folder: str, rate: float, limit_s: float) -> tuple[float, bool]:
+        way: dict[str, Any] = {"rule": "Sgd", "rate": rate, "every": 1, "overlap": False}
+        (tmp_path / folder).mkdir()
+        return downpour(place.cluster, task, tmp_path / folder, seed=0, limit_s=limit_s, **way)
+
+    assert learned("diverged", rate=1e30, limit_s=math.inf) == (math.inf, False)
+    assert not learned("slow", rate=0.01, limit_s=0.0)[1]
+    assert squall.load(tmp_path / "slow" / "run").metrics["minibatches"] < task.epochs * 63
 
 
 def failing(settings: dict[str, Any]) -> dict[str, Any]:

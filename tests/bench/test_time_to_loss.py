@@ -4,6 +4,8 @@ Faults planted here by hand, each seen to fail a test: a way that never got ther
 one seed · the fastest on one seed taken at its word.
 """
 
+import math
+
 from squall.bench.figures.time_to_loss import TUNING_SEEDS, Way, _Learned
 from squall.bench.rounds import alternate
 
@@ -16,9 +18,11 @@ class Learner:
     def __init__(self, times: dict[Way, tuple[float, bool]]) -> None:
         self.times = times
         self.asked: list[tuple[int, Way]] = []
+        self.limits: list[float] = []
 
-    def __call__(self, seed: int, way: Way) -> tuple[float, bool]:
+    def __call__(self, seed: int, way: Way, limit_s: float) -> tuple[float, bool]:
         self.asked.append((seed, way))
+        self.limits.append(limit_s)
         return self.times[way]
 
 
@@ -35,13 +39,15 @@ def test_each_side_gets_the_way_that_was_fastest_for_it_on_seeds_that_are_not_me
     assert one.asked == [(0, FAST), (1, FAST), (2, FAST)]
     assert not set(TUNING_SEEDS) & set(range(3))
     assert rounds[0] == {"x: one": 2.0, "x: other": 1.0}
+    assert other.limits[:3] == [math.inf, 2.0, 2.0]  # what is twice as slow as the best so far is given up
+    assert other.limits[-3:] == [math.inf] * 3  # where it counts, nothing is
     assert learned.notes() == []
 
 
 def test_of_the_two_fastest_on_one_seed_the_faster_on_all_counts() -> None:
     class Lucky(Learner):
-        def __call__(self, seed: int, way: Way) -> tuple[float, bool]:
-            seconds, reached = super().__call__(seed, way)
+        def __call__(self, seed: int, way: Way, limit_s: float) -> tuple[float, bool]:
+            seconds, reached = super().__call__(seed, way, limit_s)
             return (0.1 if way == SLOW and seed == TUNING_SEEDS[0] else seconds), reached
 
     lucky = Lucky({SLOW: (3.0, True), FAST: (1.0, True), FAILING: (2.0, True)})

@@ -1,5 +1,6 @@
 """The nouns of a benchmark: what was asked for, what was measured round by round, and the ratios that come of it."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def as_json(self, *, judged: bool = True) -> dict[str, Any]:
-        """Everything as what `json.dumps` takes, medians beside all values.
+        """Everything as what `json.dumps` takes, medians beside all values; None where there is no number, as for a run that diverged.
 
         Args:
             judged: whether to say which targets are met; toys cannot meet any.
@@ -96,15 +97,19 @@ class Report:
         return {
             "sizes": dict(self.sizes),
             "series": {
-                name: {"unit": one.unit, "median": one.median, "values": list(one.values)}
+                name: {
+                    "unit": one.unit,
+                    "median": _known(one.median),
+                    "values": [_known(value) for value in one.values],
+                }
                 for name, one in self.series.items()
             },
             "ratios": {
                 name: {
-                    "median": one.median,
-                    "lowest": min(one.values),
-                    "highest": max(one.values),
-                    "values": list(one.values),
+                    "median": _known(one.median),
+                    "lowest": _known(min(one.values)),
+                    "highest": _known(max(one.values)),
+                    "values": [_known(value) for value in one.values],
                     "target": one.target,
                     "target_is": "at most" if one.at_most else "at least",
                     "met": one.is_met if judged else None,
@@ -113,6 +118,11 @@ class Report:
             },
             "notes": list(self.notes),
         }
+
+
+def _known(value: float) -> float | None:
+    """JSON knows neither infinity nor what is no number."""
+    return value if math.isfinite(value) else None
 
 
 def series_of(rounds: Sequence[Round], names: Sequence[str], unit: str) -> dict[str, Series]:
@@ -128,5 +138,6 @@ def ratio_of(
     >>> ratio_of([{"a": 3.0, "b": 2.0}, {"a": 1.0, "b": 1.0}], "a", "b").values
     (1.5, 1.0)
     """
-    values = tuple(one[above] / one[below] for one in rounds)
+    # What took for ever is not faster than what did, too.
+    values = tuple(0.0 if math.isinf(one[below]) else one[above] / one[below] for one in rounds)
     return Ratio(values=values, target=target, at_most=at_most)

@@ -1,5 +1,6 @@
 """What is learned until a held-out loss is reached: data sets, a plain loop that learns them, and the time that it took."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import squall
 from squall.data import Source
-from squall.errors import ConfigError
+from squall.errors import ConfigError, DivergedError
 from squall.model.deferred import ModelInParts
 from squall.recipes import digits
 from squall.rules.rule import Rule
@@ -125,7 +126,8 @@ def plain_loop(settings: dict[str, Any]) -> dict[str, Any]:
     """Train in an ordinary loop until the loss is reached, on the same minibatches in the same order as Squall.
 
     Args:
-        settings: "lesson", the arguments of `lesson`; "seed"; "rule", a name of `RULES`; "rate"; "threads".
+        settings: "lesson", the arguments of `lesson`; "seed"; "rule", a name of `RULES`; "rate"; "threads"; and, unless
+            it may take for ever, "limit_s", after which it gives up [seconds].
 
     Returns:
         "seconds" from the first step on, evaluations included; "reached", whether the loss was.
@@ -138,6 +140,7 @@ def plain_loop(settings: dict[str, Any]) -> dict[str, Any]:
     optimizer = optimizer_of(model.parameters(), lr=settings["rate"], fused=True)
     count = task.train.num_examples
     every, seen, due = task.evaluate_every * count, 0, task.evaluate_every * count
+    limit_s = settings.get("limit_s", math.inf)
     began = time.perf_counter()
     for epoch in range(task.epochs):
         order = squall.data.order(count, settings["seed"], epoch)
@@ -149,8 +152,10 @@ def plain_loop(settings: dict[str, Any]) -> dict[str, Any]:
             seen += len(y)
             if seen >= due:
                 due += every
-                if _test_loss(model, task.test) <= task.target:
-                    return {"seconds": time.perf_counter() - began, "reached": True}
+                reached = _test_loss(model, task.test) <= task.target
+                seconds = time.perf_counter() - began
+                if reached or seconds > limit_s:
+                    return {"seconds": seconds, "reached": reached}
     return {"seconds": time.perf_counter() - began, "reached": False}
 
 
@@ -175,14 +180,17 @@ def downpour(
     rate: float,
     every: int,
     overlap: bool,
+    limit_s: float = math.inf,
 ) -> tuple[float, bool]:
     """Train with two replicas until the loss is reached.
 
     Args:
         rule: a name of `RULES`.
+        limit_s: give up after so long [seconds].
 
     Returns:
-        seconds from when the first replica was there, evaluations included, and whether the loss was reached.
+        seconds from when the first replica was there, evaluations included, and whether the loss was reached. A run that
+        diverged never reached it, however long it might have gone on.
     """
     rule_of, _ = RULES[rule]
     handle = squall.start(
@@ -202,10 +210,18 @@ def downpour(
         out=folder / "run",
         progress=False,
     )
+    began = math.inf
     for event in handle.events():
-        if isinstance(event, squall.Evaluated) and event.metrics["test_loss"] <= task.target:
+        if isinstance(event, squall.Joined):
+            began = min(began, event.time_s)
+        if not isinstance(event, squall.Evaluated):
+            continue
+        if event.metrics["test_loss"] <= task.target or event.time_s - began > limit_s:
             handle.stop()
-    return time_to(handle.result().history, task.target)
+    try:
+        return time_to(handle.result().history, task.target)
+    except DivergedError:
+        return math.inf, False
 
 
 def time_to(history: Iterable[Mapping[str, Any]], target: float) -> tuple[float, bool]:

@@ -6,6 +6,7 @@ the first replica is there, to the end of the evaluation that sees the loss; eva
 and included. Every side has the rule and learning rate of one grid that were fastest for it on seeds that are not measured.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ QUICK_WAYS: tuple[Way, ...] = (("Adagrad", 0.03),)
 TUNING_SEEDS = (1000, 1001, 1002)
 FINALISTS = 2
 """So many ways are tried on the other tuning seeds too."""
+HOPELESS = 2.0
+"""A way that takes so many times as long as the best so far is given up."""
 DATA_SETS, QUICK_DATA_SETS = ("digits", "fashion", "fsdd"), ("digits",)
 PLAIN = {"plain loop": 1, "plain loop, two threads": 2}
 # Name -> minibatches to a push and to a fetch, and whether they go on behind the computing.
@@ -46,8 +49,8 @@ DOWNPOUR = {
     "Downpour, n = 10, overlap": (10, True),
 }
 
-Learner = Callable[[int, Way], tuple[float, bool]]
-"""Learns with a seed; returns seconds, and whether the loss was reached."""
+Learner = Callable[[int, Way, float], tuple[float, bool]]
+"""Learns with a seed, for so many seconds at most; returns seconds, and whether the loss was reached."""
 
 
 def measure(settings: Settings, place: Place) -> Report:
@@ -83,20 +86,37 @@ def _learners(place: Place, task: Lesson, told: dict[str, Any]) -> dict[str, Lea
     return found
 
 
-def _plainly(workers: Workers, told: dict[str, Any], threads: int, seed: int, way: Way) -> tuple[float, bool]:
+def _plainly(
+    workers: Workers, told: dict[str, Any], threads: int, seed: int, way: Way, limit_s: float
+) -> tuple[float, bool]:
     rule, rate = way
-    settings = {"lesson": told, "seed": seed, "rule": rule, "rate": rate, "threads": threads}
+    settings = {
+        "lesson": told,
+        "seed": seed,
+        "rule": rule,
+        "rate": rate,
+        "threads": threads,
+        "limit_s": limit_s,
+    }
     (result,) = workers.run(plain_loop, [settings])
     return result["seconds"], result["reached"]
 
 
 def _by_downpour(
-    cluster: squall.Local, task: Lesson, every: int, overlap: bool, seed: int, way: Way
+    cluster: squall.Local, task: Lesson, every: int, overlap: bool, seed: int, way: Way, limit_s: float
 ) -> tuple[float, bool]:
     rule, rate = way
     with tempfile.TemporaryDirectory() as folder:
         return downpour(
-            cluster, task, Path(folder), seed=seed, rule=rule, rate=rate, every=every, overlap=overlap
+            cluster,
+            task,
+            Path(folder),
+            seed=seed,
+            rule=rule,
+            rate=rate,
+            every=every,
+            overlap=overlap,
+            limit_s=limit_s,
         )
 
 
@@ -132,17 +152,8 @@ class _Learned:
 
         All are tried on the first seed, and the fastest few on the others too; then the least time in all counts.
         """
-        first, *others = TUNING_SEEDS
         for side, learn in self.learners.items():
-            if len(ways) == 1:
-                (self.ways[side],) = ways
-                continue
-            tried = {way: _Trials().having(learn(first, way)) for way in ways}
-            finalists = sorted(ways, key=lambda way: tried[way].rank)[:FINALISTS]
-            for way in finalists:
-                for seed in others:
-                    tried[way] = tried[way].having(learn(seed, way))
-            self.ways[side] = min(finalists, key=lambda way: tried[way].rank)
+            self.ways[side] = ways[0] if len(ways) == 1 else _fastest(learn, ways)
 
     def sides(self) -> list[Callable[[], Mapping[str, float]]]:
         return [partial(self._learn, side) for side in self.learners]
@@ -150,7 +161,7 @@ class _Learned:
     def _learn(self, side: str) -> Mapping[str, float]:
         seed = self.seeds.get(side, 0)
         self.seeds[side] = seed + 1
-        seconds, reached = self.learners[side](seed, self.ways[side])
+        seconds, reached = self.learners[side](seed, self.ways[side], math.inf)
         if not reached:
             self.failed[side] = self.failed.get(side, 0) + 1
         return {f"{self.name}: {side}": seconds}
@@ -160,6 +171,21 @@ class _Learned:
             f"{self.name}: {side} did not reach the loss with {count} seeds; the whole time of these counts"
             for side, count in self.failed.items()
         ]
+
+
+def _fastest(learn: Learner, ways: tuple[Way, ...]) -> Way:
+    first, *others = TUNING_SEEDS
+    tried: dict[Way, _Trials] = {}
+    best_s = math.inf
+    for way in ways:
+        tried[way] = _Trials().having(learn(first, way, HOPELESS * best_s))
+        if not tried[way].failed:
+            best_s = min(best_s, tried[way].seconds)
+    finalists = sorted(ways, key=lambda way: tried[way].rank)[:FINALISTS]
+    for way in finalists:
+        for seed in others:
+            tried[way] = tried[way].having(learn(seed, way, 2 * HOPELESS * best_s))
+    return min(finalists, key=lambda way: tried[way].rank)
 
 
 def _ratios(name: str, rounds: list[Mapping[str, float]]) -> dict[str, Ratio]:
