@@ -227,7 +227,6 @@ def test_steps_count_minibatches_over_all_replicas() -> None:
     [
         ({"replicas": 0}, r"Job\(replicas=\): expected a whole number of at least 1, but got 0"),
         ({"loss": "crossentropy"}, "loss: expected one of cross_entropy"),
-        ({"partitions": 2, "durability": "ack"}, r"Job\(durability=\).*does not have both yet"),
         ({"checkpoint_every": 0}, r"Job\(checkpoint_every=\): expected a number above 0, but got 0"),
         ({"checkpoint_every": "1"}, r"Job\(checkpoint_every=\): expected a number above 0"),
         ({"checkpoint_every": float("nan")}, r"Job\(checkpoint_every=\): expected a number above 0"),

@@ -17,6 +17,7 @@ from squall.cluster.local import Local
 from squall.observe.events import Evaluated, Left
 from tests.processes.helpers import applied_counts, is_alive, job, kill, processes, wait_until
 from tests.processes.test_failures import follow
+from tests.processes.test_shards import applied_once, has_done, is_back, kill_shard, seconds_until
 from tests.training import test_cutting as cut
 
 pytestmark = pytest.mark.processes
@@ -105,6 +106,62 @@ def test_the_only_replica_comes_back_whole_when_a_worker_of_it_is_killed(
     counts = applied_counts(run)
     assert set(counts.values()) == {1}
     assert len(counts) == len(set(run.ledger()["slice"].tolist())) * 4 * 40
+
+
+def steps() -> torch.nn.Sequential:
+    """Of which each minibatch takes 4 from every element of the first bias, and 1 from those of the second."""
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Linear(8, 4))
+    for layer in model:
+        torch.nn.init.zeros_(layer.bias)
+        torch.nn.init.ones_(layer.weight).requires_grad_(False)
+    return model
+
+
+def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.sum(dim=1).mean()
+
+
+@pytest.mark.parametrize(
+    ("durability", "overlap", "shards"),
+    [("ack", False, 2), ("ack", True, 3), (squall.Interval(0.2), False, 3), (squall.Interval(0.2), True, 2)],
+    ids=["ack", "ack, overlap, a shard of both", "interval, a shard of both", "interval, overlap"],
+)
+def test_sums_of_a_cut_model_are_exact_whenever_shards_are_killed(
+    local: Local, tmp_path: Path, durability: Any, overlap: bool, shards: int
+) -> None:
+    """Each partition sends again what was not acknowledged, and each block counts once on each slice."""
+    blocks, path = 1400, tmp_path / "run"
+    data = (torch.zeros(2 * blocks, 1), torch.zeros(2 * blocks, 4))
+    strategy = squall.Downpour(rule=squall.Sgd(learning_rate=1.0), overlap=overlap)
+    settings = {"replicas": 2, "partitions": 2, "shards": shards, "batch_size": 2, "durability": durability}
+    handle = squall.start(
+        squall.Job(
+            steps(), data, total, strategy=strategy, cluster=local, progress=False, out=path, **settings
+        )
+    )
+    events = handle.events()
+    for number in range(4):
+        seconds_until(events, 0.0, has_done(60 + 250 * number))
+        if not number:
+            before = processes(path)
+        kill_shard(path, f"shard{number % shards}")
+        seconds_until(events, 0.0, is_back)
+    seen = list(events)
+    run = handle.result(60)
+
+    assert run.metrics["why"] == "epochs"
+    assert run.metrics["shards_recovered"] == 4
+    assert durability != "ack" or run.metrics["minibatches_rolled_back"] == 0
+    assert not [event for event in seen if isinstance(event, Left)], "replicas wait, and stay"
+    after = processes(path)
+    assert all(after[name] == pid for name, pid in before.items() if name.startswith("replica"))
+    assert {(int(row["shard"]), int(row["partition"])) for row in run.ledger()} == (
+        {(0, 0), (1, 1)} if shards == 2 else {(0, 0), (1, 0), (1, 1), (2, 1)}
+    )
+    assert applied_once(run) == blocks
+    first, second = run.model
+    assert first.bias.tolist() == [-4.0 * blocks] * 8
+    assert second.bias.tolist() == [-1.0 * blocks] * 4
 
 
 def test_cut_models_over_tcp_are_refused_by_name(local_tcp: Local) -> None:

@@ -55,8 +55,8 @@ def integer_job(cluster: Any, *, blocks: int, **settings: Any) -> squall.Job:
     return squall.Job(Ones(), data, strategy=strategy, cluster=cluster, **(usual | settings))
 
 
-def assert_exact(run: squall.Run, blocks: int | None = None) -> None:
-    """Values, ledger and versions all say that each block was applied once to each slice; so many, if that is known."""
+def applied_once(run: squall.Run) -> int:
+    """How many blocks there are; the ledger says that each was applied once to each slice."""
     ledger = run.ledger()
     sums = set()
     for number in np.unique(ledger["slice"]):
@@ -67,6 +67,12 @@ def assert_exact(run: squall.Run, blocks: int | None = None) -> None:
         assert set(left.tolist()) <= {0, 1}
         sums.add(int(left.sum()))
     (done,) = sums
+    return done
+
+
+def assert_exact(run: squall.Run, blocks: int | None = None) -> None:
+    """Values, ledger and versions all say that each block was applied once to each slice; so many, if that is known."""
+    done = applied_once(run)
     assert blocks is None or done == blocks
     for vector in run.model.parameters():
         assert vector.tolist() == [-float(done)] * vector.numel()

@@ -378,6 +378,52 @@ def test_what_a_shard_that_has_come_back_has_not_answered_is_sent_to_it_again() 
     assert talk.handle(Reconnected(shard=1)) == (ToShard(shard=1, message=pushes[1]),)
 
 
+def two_workers() -> tuple[ReplicaSession, dict[tuple[int, int], Push]]:
+    """A session of two workers that both have lines to one shard, and what it has pushed over each, by partition and shard."""
+    lines = (ShardSlices(shard=0, slices=(0,)), ShardSlices(shard=0, slices=(1,), partition=1))
+    loop = DownpourLoop(n_fetch=1, n_push=1, has_local_steps=False, ahead=0)
+    session = ReplicaSession(loop=downpour(loop), shards=lines)
+    session.handle(Started())
+    for line in lines:
+        reply = Fetched(request=1, incarnation=0, states=(_state_of(line.slices[0]),))
+        session.handle(FromShard(shard=0, partition=line.partition, message=reply))
+    lease = Lease(request=2, block=Block(0, 0, 0, 1), attempt=1, refresh=False)
+    session.handle(FromCoordinator(message=lease))
+    effects = session.handle(COMPUTED)
+    return session, {(effect.partition, effect.shard): effect.message for effect in effects}
+
+
+def _state_of(number: int) -> SliceState:
+    return SliceState(slice=number, version=0, minibatches=0)
+
+
+def test_a_shard_that_has_come_back_is_sent_again_by_each_worker_what_it_has_not_answered_him() -> None:
+    session, pushes = two_workers()
+
+    again = session.handle(Reconnected(shard=0, partition=1))
+
+    assert again == (ToShard(shard=0, partition=1, message=pushes[1, 0]),)
+    assert session.handle(Reconnected(shard=0)) == (ToShard(shard=0, message=pushes[0, 0]),)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_report_names_the_earliest_life_of_a_shard_that_answered_any_of_its_workers(first: int) -> None:
+    """The later one may have lost what the earlier one acknowledged to the other worker."""
+    session, pushes = two_workers()
+    sent = []
+    for partition, life in ((first, 0), (1 - first, 1)):
+        reply = Pushed(
+            request=pushes[partition, 0].request,
+            incarnation=life,
+            outcomes=(Outcome.APPLIED,),
+            states=(_state_of(partition),),
+        )
+        sent += session.handle(FromShard(shard=0, partition=partition, message=reply))
+
+    (report,) = [e.message.finished for e in sent if isinstance(e, ToCoordinator)]
+    assert report.lives == ((0, 0),)
+
+
 def test_a_push_names_the_life_whose_versions_it_is_based_on_and_a_report_the_lives_that_answered() -> None:
     talk = Talk()
     talk.handle(Started())

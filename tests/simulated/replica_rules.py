@@ -120,13 +120,9 @@ class ReplicaRules:
                     for (partition, shard), message in open_now.items()
                 ]
                 return again + [ToCoordinator(message=ask) for ask in self.asks.values()]
-            case Reconnected(shard=shard):
-                lines = self.flight.open.items() if self.flight is not None else ()
-                return [
-                    ToShard(shard=shard, message=message, partition=partition)
-                    for (partition, other), message in lines
-                    if other == shard
-                ]
+            case Reconnected(shard=shard, partition=partition):
+                message = self.flight.open.get((partition, shard)) if self.flight is not None else None
+                return [ToShard(shard=shard, message=message, partition=partition)] if message else []
             case Redirected():
                 resume = Resume(leases=tuple(self.leased.items()), done=tuple(self.answered[-64:]))
                 return [
@@ -169,7 +165,9 @@ class ReplicaRules:
             return self._drop()
         line = event.partition, event.shard
         del flight.open[line]
-        flight.lives[event.shard] = event.message.incarnation
+        earlier = flight.lives.get(event.shard)
+        if earlier is None or event.message.incarnation < earlier:
+            flight.lives[event.shard] = event.message.incarnation
         flight.states |= {state.slice: state for state in event.message.states}
         if isinstance(event.message, Pushed):
             flight.outcomes |= dict(zip(self.slices[line], event.message.outcomes, strict=True))

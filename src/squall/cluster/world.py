@@ -542,10 +542,11 @@ class World:
             for worker in self._workers_of(lead):
                 self._serve(index, shard.Attach(worker=worker))
         self._serve(index, shard.ComeBack())
-        if not any(held.shard == index for held in self._slices):
-            return
-        for worker in (*self.workers.values(), *self._left):
-            self._at(0.01, _name(worker), partial(self._work, worker, replica.Reconnected(shard=index)))
+        for line in self._slices:
+            if line.shard == index:
+                back = replica.Reconnected(shard=index, partition=line.partition)
+                for worker in (*self.workers.values(), *self._left):
+                    self._at(0.01, _name(worker), partial(self._work, worker, back))
 
     def _lose(self, worker: Worker) -> None:
         lost = coordinator.Lost(

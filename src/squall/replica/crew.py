@@ -9,7 +9,7 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,14 @@ from squall.partition.slots import Key, Place, Slots
 from squall.replica.allocator import keep_memory
 from squall.replica.compute import Task
 from squall.replica.downpour import Compute, Computed
-from squall.replica.exchange import Exchange, Reply, Request, connect_shards
+from squall.replica.exchange import Exchange, Reply, Request, SharedExchange, connect_shards
 from squall.replica.part import PartCompute, PartGradient, PartResult, computed_of, factor_of
 from squall.wire.connection import Connection
-from squall.wire.control import Counted, LinkCount, Ready
+from squall.wire.control import Counted, LinkCount, Ready, ShardBack
 from squall.wire.crew import (
     Dismiss,
     Join,
+    Line,
     Moved,
     Relay,
     Relayed,
@@ -57,7 +58,6 @@ class Colleagues:
         settings: "name"; "partition"; "colleagues", the arena's bytes by partition (JSON has text as keys).
         fds: for each colleague, in order, a connection and the memory shared with it.
         launcher: told what was sent.
-        others: what else to listen to, by descriptor, and what to do when something has come.
     """
 
     def __init__(
@@ -67,7 +67,6 @@ class Colleagues:
         part: PartCompute,
         task: Task,
         launcher: Connection,
-        others: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
         self._name, self._part, self._task, self._launcher = settings["name"], part, task, launcher
         self._replica = settings["replica"]
@@ -78,9 +77,9 @@ class Colleagues:
             self.connections[int(peer)] = connection
             self._memory[int(peer)] = SharedArena.attach(fds[2 * index + 1], num_bytes, writable=True)
         self._by_fd = {connection.fileno(): peer for peer, connection in self.connections.items()}
-        self._others = others or {}
+        self._others: dict[int, Callable[[], None]] = {}
         self._poll = select.poll()
-        for fd in (*self._by_fd, *self._others):
+        for fd in self._by_fd:
             self._poll.register(fd, select.POLLIN)
         self._views: dict[tuple[int, int], dict[Key, tuple[Tensor, ...]]] = {}  # by examples and peer
         self._examples = 0  # of the minibatch under way; 0 between two
@@ -163,12 +162,23 @@ class Colleagues:
         except ConnectionError as error:
             raise self._lost(peer) from error
 
+    def attend(self, fd: int, hear: Callable[[], None]) -> None:
+        """Listen to somebody else, too: `hear` is called when something has come."""
+        self._others[fd] = hear
+        self._poll.register(fd, select.POLLIN)
+
+    def part_with(self, fd: int) -> None:
+        """Listen no more to who was attended to; once more does nothing."""
+        if self._others.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
     def listen(self, timeout_ms: int | None) -> None:
         """Take what has come: tensors go to the minibatch, all else waits to be `heard`."""
         for fd, _ in self._poll.poll(timeout_ms):
             if fd in self._others:
                 self._others[fd]()
-                continue
+            if fd not in self._by_fd:
+                continue  # perhaps of one who was parted with just now
             peer = self._by_fd[fd]
             connection = self.connections[peer]
             while arrived := connection.arrived():
@@ -283,6 +293,7 @@ class Lead:
         self._part = part
         self._colleagues = Colleagues(settings, fds[1:], part, task, launcher)
         self._said: dict[int, Any] = {}
+        self._lines: deque[tuple[int, Line]] = deque()
         self.exchanges = {
             (partition, shard): _Far(self, partition, shard)
             for partition in self._colleagues.connections
@@ -340,14 +351,21 @@ class Lead:
         return self._colleagues.connections[partition].fileno()
 
     def hear(self, timeout_ms: int | None) -> None:
-        """Take what colleagues have said: replies of shards to their lines, all else for `compute`."""
+        """Take what colleagues have said: of their lines to shards, all else for `compute`."""
         self._colleagues.listen(timeout_ms)
         while (heard := self._colleagues.heard()) is not None:
             partition, message = heard
             if isinstance(message, Relayed):
                 self.exchanges[partition, message.shard].arrived.append(message.reply)
+            elif isinstance(message, Line):
+                self._lines.append((partition, message))
             else:
                 self._said[partition] = message
+
+    def lines(self) -> Iterator[tuple[int, Line]]:
+        """What has become of colleagues' lines to shards, with whose they are, since it was last asked."""
+        while self._lines:
+            yield self._lines.popleft()
 
     def _tell_all(self, message: Any) -> None:
         for partition in self._colleagues.connections:
@@ -386,16 +404,15 @@ class _Follower:
     ) -> None:
         task: Task = load["task"]
         stop = num_fds(settings)
-        self._launcher, self._task = launcher, task
+        self._name, self._launcher, self._task = settings["name"], launcher, task
         self._shards = connect_shards(
             settings, task.layout, fds[stop:], num_gradients=load["loop"].num_gradients
         )
         self._part, _ = _part(settings, fds[0], task, load["buffers"], self._shards)
-        lines = {
-            exchange.fileno(): partial(self._pass_on, shard, exchange)
-            for shard, exchange in self._shards.items()
-        }
-        self._colleagues = Colleagues(settings, fds[1:stop], self._part, task, launcher, lines)
+        self._colleagues = Colleagues(settings, fds[1:stop], self._part, task, launcher)
+        self._colleagues.attend(launcher.fileno(), self._hear_launcher)
+        for shard in self._shards:
+            self._attend(shard)
         self._is_dismissed = False
         self._unsettled: Compute | None = None
 
@@ -408,9 +425,30 @@ class _Follower:
                 self._obey(heard[1])
         self._colleagues.tell_count(is_last=True)
 
-    def _pass_on(self, shard: int, exchange: Exchange) -> None:
+    def _attend(self, shard: int) -> None:
+        self._colleagues.attend(self._shards[shard].fileno(), partial(self._pass_on, shard))
+
+    def _pass_on(self, shard: int) -> None:
+        exchange = self._shards[shard]
         for reply in exchange.replies():
             self._colleagues.send(0, Relayed(shard=shard, reply=reply))
+        if isinstance(exchange, SharedExchange) and exchange.is_gone:
+            self._colleagues.part_with(exchange.fileno())
+            self._colleagues.send(0, Line(shard=shard, is_open=False))
+
+    def _hear_launcher(self) -> None:
+        """A shard that was killed has come back: the lead has what it had not answered sent again."""
+        received = self._launcher.receive()
+        if received is None:
+            raise LostError(reason=f"{self._name} lost its launcher")
+        match received:
+            case ShardBack(shard=shard), fds:
+                exchange = self._shards[shard]
+                assert isinstance(exchange, SharedExchange)
+                self._colleagues.part_with(exchange.fileno())
+                exchange.come_back(fds[0])
+                self._attend(shard)
+                self._colleagues.send(0, Line(shard=shard, is_open=True))
 
     def _obey(self, message: Any) -> None:
         match message:

@@ -271,9 +271,18 @@ class ReplicaRunner:
 
     def _take_relayed(self) -> None:
         """Take what colleagues have passed on of shards; whoever listened to them, and whatever else he waited for."""
-        for (partition, shard), exchange in () if self._lead is None else self._lead.exchanges.items():
+        if self._lead is None:
+            return
+        for (partition, shard), exchange in self._lead.exchanges.items():
             for reply in exchange.replies():
                 self._events.append(FromShard(shard=shard, message=reply, partition=partition))
+        for partition, line in self._lead.lines():
+            name = f"shard{line.shard}"
+            if line.is_open:
+                self._absences.back(name)
+                self._events.append(Reconnected(shard=line.shard, partition=partition))
+            else:
+                self._absences.gone(name, time.monotonic())
 
     def _hear_shard(self, shard: int, fd: int) -> None:
         exchange = self._shards[0, shard]

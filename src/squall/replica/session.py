@@ -78,9 +78,10 @@ class FromCoordinator(Noun, frozen=True, kw_only=True):
 
 
 class Reconnected(Noun, frozen=True, kw_only=True):
-    """A shard that was killed has been started anew: what it has not answered is sent again."""
+    """A shard that was killed has been started anew: what it has not answered this partition's worker is sent again."""
 
     shard: int
+    partition: int = 0
 
 
 class Redirected(Noun, frozen=True, kw_only=True):
@@ -198,7 +199,7 @@ class ReplicaSession(Machine):
         self._is_begun = False  # an exchange that the loop has not collected yet
         self._states: dict[int, SliceState] = {}
         self._outcomes: dict[int, Outcome] = {}
-        self._lives: dict[int, int] = {}  # by shard: the incarnation that answered
+        self._lives: dict[int, int] = {}  # by shard: the earliest incarnation that answered
         self._open_asks: dict[int, Ask] = {}  # by number
         self._answers: dict[int, Lease | Leave] = {}  # that the loop has not taken yet
         self._held: dict[Block, int] = {}  # leased and not reported, with the attempt
@@ -299,7 +300,8 @@ class ReplicaSession(Machine):
             return self._late(event)
         del self._open_exchange[line]
         reply = event.message
-        self._lives[event.shard] = reply.incarnation
+        # What one of its workers was told by an earlier start may be gone when a later one answers another of them.
+        self._lives[event.shard] = min(self._lives.get(event.shard, reply.incarnation), reply.incarnation)
         self._states.update((state.slice, state) for state in reply.states)
         if isinstance(reply, Pushed):
             slices = self._shards[line]
@@ -359,7 +361,10 @@ class ReplicaSession(Machine):
 
     def _reconnected(self, event: Reconnected) -> tuple[SessionEffect, ...]:
         """Whether it had been applied, the shard knows by the block."""
-        return tuple(request for request in self._requests_open() if request.shard == event.shard)
+        line = event.partition, event.shard
+        return tuple(
+            request for request in self._requests_open() if (request.partition, request.shard) == line
+        )
 
     def _redirected(self, event: Redirected) -> tuple[SessionEffect, ...]:
         resume = Resume(leases=tuple(self._held.items()), done=tuple(self._reported))

@@ -147,7 +147,6 @@ class Job:
     def __post_init__(self) -> None:
         self._check_counts()
         self._check_kinds()
-        self._check_not_built()
         self.expect_roles(self.faults, "Job(chaos=)")
 
     def expect_roles(self, faults: Sequence[Fault], where: str) -> None:
@@ -215,15 +214,6 @@ class Job:
                 subject="Job(steps=) and Downpour(steps=)",
                 expected="one of them, or the same number",
                 got=f"{self.steps} and {self.strategy.steps}",
-            )
-
-    def _check_not_built(self) -> None:
-        if self.num_partitions > 1 and self.durability != "none":
-            raise ConfigError(
-                subject="Job(durability=) of a model that is cut over partitions",
-                expected='"none"',
-                got=repr(self.durability),
-                remedy="This version does not have both yet: use checkpoint_every=, or partitions=1.",
             )
 
     @property

@@ -7,6 +7,7 @@
                    <--------------------------  Settled
       Relay        -------------------------->            send this to a shard
                    <--------------------------  Relayed    what it answered
+                   <--------------------------  Line       unasked: it was killed, or has come back
       SwapTo       -------------------------->            take the parameters from this buffer from now on
       Join         -------------------------->            take the model's buffers from what is left
       Dismiss      -------------------------->            the work is done
@@ -109,4 +110,15 @@ class Moved(Noun, frozen=True, kw_only=True, tag=210):
     is_gradient: bool
 
 
-Crew: TypeAlias = Step | Stepped | Settle | Settled | Relay | Relayed | SwapTo | Join | Dismiss | Moved
+class Line(Noun, frozen=True, kw_only=True, tag=211):
+    """Worker -> lead, unasked: a shard that I talk to is gone, or has been started anew.
+
+    Attributes:
+        is_open: it is back; what it had not answered is to be sent again.
+    """
+
+    shard: int
+    is_open: bool
+
+
+Crew: TypeAlias = Step | Stepped | Settle | Settled | Relay | Relayed | SwapTo | Join | Dismiss | Moved | Line
