@@ -15,6 +15,7 @@ import pytest
 import squall
 from squall.observe.events import Checkpointed, Disturbed, Event, Joined, Left, Recovered
 from tests.processes.helpers import job
+from tests.processes.test_cut import assert_counted, counting_job
 from tests.processes.test_shards import assert_exact, integer_job
 
 BLOCKS = 120
@@ -48,6 +49,16 @@ def test_sums_are_exact_whatever_dies_in_virtual_time(durability: Any, seed: int
     assert run.metrics["minibatches_rolled_back"] == sum(event.lost for event in back)
     if durability == "ack":
         assert run.metrics["minibatches_rolled_back"] == 0
+
+
+@pytest.mark.parametrize("durability", ["ack", squall.Interval(0.5)], ids=["ack", "interval"])
+def test_sums_of_a_cut_model_are_exact_whatever_dies_in_virtual_time(durability: Any) -> None:
+    chaos = f"kill:shard@p=0.02; kill:shard1@step=30; kill:replica,restart=200ms@p=0.02; {LOST}"
+    simulated = squall.Simulated(speeds=(20.0, 7.0), apply_s=0.02)
+    run = squall.fit(counting_job(simulated, BLOCKS, shards=3, durability=durability, chaos=chaos))
+
+    assert run.metrics["shards_recovered"] >= 1
+    assert_counted(run, BLOCKS)
 
 
 def test_a_shard_that_dies_in_virtual_time_comes_back_when_its_fault_says() -> None:

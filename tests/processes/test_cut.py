@@ -1,7 +1,8 @@
 """Replicas of two and three workers in real processes: equal to plain PyTorch, and dead or alive as a whole.
 
 Faults planted by hand, each seen to fail a test here, by its time-out: a lead that does not mind a lost worker · answers of
-shards to colleagues heard for one line only.
+shards to colleagues heard for one line only · a lead that is not told, or takes it for its own, that a colleague's shard is back ·
+a colleague that does not listen to the shard that is back.
 """
 
 import json
@@ -108,17 +109,29 @@ def test_the_only_replica_comes_back_whole_when_a_worker_of_it_is_killed(
     assert len(counts) == len(set(run.ledger()["slice"].tolist())) * 4 * 40
 
 
-def steps() -> torch.nn.Sequential:
-    """Of which each minibatch takes 4 from every element of the first bias, and 1 from those of the second."""
+def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.sum(dim=1).mean()
+
+
+def counting_job(cluster: Any, blocks: int, *, overlap: bool = False, **settings: Any) -> squall.Job:
+    """Every push takes 4 from each element of the first bias, and 1 from those of the second; so values count pushes."""
     model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Linear(8, 4))
     for layer in model:
         torch.nn.init.zeros_(layer.bias)
         torch.nn.init.ones_(layer.weight).requires_grad_(False)
-    return model
+    data = (torch.zeros(2 * blocks, 1), torch.zeros(2 * blocks, 4))
+    strategy = squall.Downpour(rule=squall.Sgd(learning_rate=1.0), overlap=overlap)
+    usual = {"replicas": 2, "partitions": 2, "batch_size": 2, "progress": False}
+    return squall.Job(model, data, total, strategy=strategy, cluster=cluster, **(usual | settings))
 
 
-def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return output.sum(dim=1).mean()
+def assert_counted(run: squall.Run, blocks: int) -> None:
+    """Values and ledger say that each of so many blocks was applied once to each slice."""
+    assert run.metrics["why"] == "epochs"
+    assert applied_once(run) == blocks
+    first, second = run.model
+    assert first.bias.tolist() == [-4.0 * blocks] * 8
+    assert second.bias.tolist() == [-1.0 * blocks] * 4
 
 
 @pytest.mark.parametrize(
@@ -131,14 +144,8 @@ def test_sums_of_a_cut_model_are_exact_whenever_shards_are_killed(
 ) -> None:
     """Each partition sends again what was not acknowledged, and each block counts once on each slice."""
     blocks, path = 1400, tmp_path / "run"
-    data = (torch.zeros(2 * blocks, 1), torch.zeros(2 * blocks, 4))
-    strategy = squall.Downpour(rule=squall.Sgd(learning_rate=1.0), overlap=overlap)
-    settings = {"replicas": 2, "partitions": 2, "shards": shards, "batch_size": 2, "durability": durability}
-    handle = squall.start(
-        squall.Job(
-            steps(), data, total, strategy=strategy, cluster=local, progress=False, out=path, **settings
-        )
-    )
+    settings = {"shards": shards, "durability": durability, "out": path}
+    handle = squall.start(counting_job(local, blocks, overlap=overlap, **settings))
     events = handle.events()
     for number in range(4):
         seconds_until(events, 0.0, has_done(60 + 250 * number))
@@ -149,7 +156,6 @@ def test_sums_of_a_cut_model_are_exact_whenever_shards_are_killed(
     seen = list(events)
     run = handle.result(60)
 
-    assert run.metrics["why"] == "epochs"
     assert run.metrics["shards_recovered"] == 4
     assert durability != "ack" or run.metrics["minibatches_rolled_back"] == 0
     assert not [event for event in seen if isinstance(event, Left)], "replicas wait, and stay"
@@ -158,10 +164,7 @@ def test_sums_of_a_cut_model_are_exact_whenever_shards_are_killed(
     assert {(int(row["shard"]), int(row["partition"])) for row in run.ledger()} == (
         {(0, 0), (1, 1)} if shards == 2 else {(0, 0), (1, 0), (1, 1), (2, 1)}
     )
-    assert applied_once(run) == blocks
-    first, second = run.model
-    assert first.bias.tolist() == [-4.0 * blocks] * 8
-    assert second.bias.tolist() == [-1.0 * blocks] * 4
+    assert_counted(run, blocks)
 
 
 def test_cut_models_over_tcp_are_refused_by_name(local_tcp: Local) -> None:

@@ -2,7 +2,8 @@
 
 Faults planted, each caught: the swap before all shards have answered · a fetch into the buffer in use · a late answer
 handed to the loop · nothing sent again at a tick · a recall that does not wait for the push · a recall that lets the
-next minibatch begin · a goodbye while a push is open · `Started` illegal after a recall that came first · lines told apart by their shard alone.
+next minibatch begin · a goodbye while a push is open · `Started` illegal after a recall that came first · lines told apart by their shard alone, also where
+one has come back · a report that names the latest life of a shard.
 """
 
 from typing import Any

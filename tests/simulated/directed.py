@@ -975,6 +975,16 @@ def shards_killed(variant: int) -> Schedule:
 
 
 @directed
+def shards_of_cut_replicas_killed(variant: int) -> Schedule:
+    """A worker of each has a long way to the shards: one life of a shard answers its lead, and the next one answers it."""
+    return replace(
+        shards_killed(variant),
+        partitions=(0, 1, 1),
+        pace=Pace(speeds=(3.0, 2.0), links=Links(special={("replica*.1", "shard*"): Link(0.4)})),
+    )
+
+
+@directed
 def shard_killed_while_nobody_has_work(variant: int) -> Schedule:
     """Two replicas wait for a lease while a third computes the last block, and slowly."""
     return Schedule(
