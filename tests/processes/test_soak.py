@@ -33,7 +33,11 @@ PAUSED = ("replica0", "replica", "shard0", "shard1", "coordinator", "evaluator")
 
 @dataclass(frozen=True)
 class Held:
-    """What all processes of a run hold at one moment, the launcher's included; shared memory counted once."""
+    """What all processes of a run hold at one moment, the launcher's included.
+
+    Shared memory is counted once, and pages of files, such as libraries, not at all: each process's share of these grows when
+    another one that has them ends, be it of this run or not.
+    """
 
     time_s: float
     pss: dict[str, int]
@@ -46,11 +50,15 @@ def held(time_s: float, path: Path) -> Held:
     pids = {"launcher": os.getpid()} | {name: pid for name, pid in processes(path).items() if is_alive(pid)}
     return Held(
         time_s=time_s,
-        pss={name: _kib(f"/proc/{pid}/smaps_rollup", "Pss") * 1024 for name, pid in pids.items()},
+        pss={name: _pss(pid) for name, pid in pids.items()},
         descriptors={name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in pids.items()},
         threads={name: _kib(f"/proc/{pid}/status", "Threads") for name, pid in pids.items()},
         names=len(os.listdir("/dev/shm")),
     )
+
+
+def _pss(pid: int) -> int:
+    return sum(_kib(f"/proc/{pid}/smaps_rollup", name) for name in ("Pss_Anon", "Pss_Shmem")) * 1024
 
 
 def _kib(path: str, name: str) -> int:

@@ -6,7 +6,7 @@ the rows are, then the rows as raw little-endian bytes. A reader puts all files 
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,8 +20,11 @@ from squall.observe.files import write_whole
 
 SUFFIX = ".ledger"
 BUFFERED_ROWS = 256
+READ_ROWS = 8192
 
 Ledger: TypeAlias = NDArray[np.void]
+Choice: TypeAlias = Callable[[Ledger], NDArray[np.bool_]]
+"""Which of some rows are wanted: one bool for each."""
 
 
 class LedgerRow(NamedTuple):
@@ -175,11 +178,12 @@ class LedgerWriter(Closes):
                 self._file.close()
 
 
-def read_ledger(directory: Path, *patterns: str) -> Ledger:
+def read_ledger(directory: Path, *patterns: str, choice: Choice | None = None) -> Ledger:
     """Read all ``*.ledger`` files of a directory into one array, in the order of time.
 
     Args:
         patterns: of names, without the ending; none given: all files.
+        choice: of rows; None: all. It takes no more memory than for these, however many there are.
 
     Rows of one time are ordered by shard, slice and version. A torn last row, left by a writer that died
     or is still writing, is left out. No file, or no directory: an empty array.
@@ -191,7 +195,7 @@ def read_ledger(directory: Path, *patterns: str) -> Ledger:
         CorruptError: a file has a foreign or altered header, or a row whose outcome does not exist.
     """
     paths = {path for pattern in patterns or ("*",) for path in directory.glob(pattern + SUFFIX)}
-    parts = [_read_file(path) for path in sorted(paths)]
+    parts = [piece for path in sorted(paths) for piece in _pieces(path, choice)]
     rows = np.concatenate(parts) if parts else np.zeros(0, LEDGER_DTYPE)
     return rows[np.lexsort((rows["version"], rows["slice"], rows["shard"], rows["time_s"]))]
 
@@ -215,11 +219,19 @@ def rows_to_take_back(ledger: Ledger, versions: Mapping[int, int], time_s: float
             yield LedgerRow(**told | {"outcome": "rolled_back", "time_s": time_s})
 
 
-def _read_file(path: Path) -> Ledger:
-    content = path.read_bytes()
-    _check_header(path, content[: len(_HEADER)])
-    body = content[len(_HEADER) :]
-    rows = np.frombuffer(body, LEDGER_DTYPE, count=len(body) // LEDGER_DTYPE.itemsize)
+def _pieces(path: Path, choice: Choice | None) -> Iterator[Ledger]:
+    """The rows of a file that are wanted, some at a time."""
+    with path.open("rb") as file:
+        _check_header(path, file.read(len(_HEADER)))
+        num_read = 0
+        while content := file.read(READ_ROWS * LEDGER_DTYPE.itemsize):
+            rows = np.frombuffer(content, LEDGER_DTYPE, count=len(content) // LEDGER_DTYPE.itemsize)
+            _check_outcomes(path, rows, num_read)
+            yield rows if choice is None else rows[choice(rows)]
+            num_read += len(rows)
+
+
+def _check_outcomes(path: Path, rows: Ledger, first: int) -> None:
     known = np.zeros(len(rows), bool)
     for outcome in Outcome:
         known |= rows["outcome"] == str(outcome)
@@ -227,10 +239,9 @@ def _read_file(path: Path) -> Ledger:
         raise CorruptError(
             subject=str(path),
             expected=f"an outcome out of {', '.join(sorted(_OUTCOMES))} in each row",
-            got=f"other bytes in row {int(np.argmin(known))}",
+            got=f"other bytes in row {first + int(np.argmin(known))}",
             remedy="The file was altered: restore it from a copy, or take it out of the directory.",
         )
-    return rows
 
 
 def _check_header(path: Path, start: bytes) -> None:

@@ -8,7 +8,10 @@ hold is taken back ("rolled_back").
 from collections.abc import Sequence
 from pathlib import Path
 
-from squall.observe.ledger import LedgerWriter, read_ledger, rows_to_take_back, state_made
+import numpy as np
+from numpy.typing import NDArray
+
+from squall.observe.ledger import Ledger, LedgerWriter, read_ledger, rows_to_take_back, state_made
 from squall.rules.apply import SliceState
 from squall.rules.patterns import RulePerTensor
 from squall.rules.rule import Rule
@@ -58,13 +61,23 @@ def put_right(ledger: Path, shard: int, found: Recovered, writer: LedgerWriter, 
         writer: of the file of the shard's new start.
         time_s: now.
     """
-    rows = read_ledger(ledger, f"shard{shard}-*", "rolled-back-*")
-    own = rows[rows["shard"] == shard]
+    versions = {book.slice: book.version for book in found.books}
+    beyond = dict(versions)  # what logs hold, and what was lost, are later states
+    for row in found.rows:
+        beyond[row.slice] = min(beyond[row.slice], row.version - 1)
+
+    def choice(rows: Ledger) -> NDArray[np.bool_]:
+        is_later: NDArray[np.bool_] = ~np.isin(rows["slice"], list(beyond))
+        for number, version in beyond.items():
+            is_later |= (rows["slice"] == number) & (rows["version"] > version)
+        is_later &= rows["shard"] == shard
+        return is_later
+
+    own = read_ledger(ledger, f"shard{shard}-*", "rolled-back-*", choice=choice)
     told = {state_made(row) for row in own[own["outcome"] == "applied"]}
     for row in found.rows:
         if (row.slice, row.shard_incarnation, row.version) not in told:
             writer.append(row)
-    versions = {book.slice: book.version for book in found.books}
     for row in rows_to_take_back(own, versions, time_s):
         writer.append(row)
     writer.flush()
