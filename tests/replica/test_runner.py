@@ -1,12 +1,13 @@
 """Tests of squall.replica.runner: what a worker has to say to the coordinator waits a moment, and no longer.
 
-Faults planted, each caught: sent twice · the last message left behind · sent at once, each alone · never due.
+Faults planted, each caught: sent twice · the last message left behind · sent at once, each alone · never due · an ask before
+the first word to another coordinator.
 """
 
 from squall.replica.runner import HELD_BACK_S, Outbox
 from squall.wire.channel import Channel
 from squall.wire.connection import Connection
-from squall.wire.messages import Ask, Goodbye
+from squall.wire.messages import Ask, Goodbye, Resume
 
 
 def test_messages_wait_for_company_and_are_sent_in_order_once_due() -> None:
@@ -42,3 +43,22 @@ def test_messages_wait_for_company_and_are_sent_in_order_once_due() -> None:
     assert heard() == [asks[3], Goodbye()]
     near.close()
     far.close()
+
+
+def test_the_first_word_to_another_coordinator_is_what_is_held_and_each_open_ask_is_said_once_behind_it() -> (
+    None
+):
+    """What was decided between its coming and that word would be answered first, and what was asked before it late."""
+    (near, far), (old, gone) = Channel.pair(), Channel.pair()
+    there, outbox = Connection(far, "replica"), Outbox(Connection(old, "coordinator"))
+    asks = [Ask(request=number, finished=None) for number in range(3)]
+    outbox.put(asks[0])
+    outbox.redirect(Connection(near, "coordinator"))
+    outbox.put(asks[2])
+    resume = Resume(leases=(), done=())
+    for message in (resume, *asks):
+        outbox.put(message)
+    outbox.send()
+    assert [message for message, _ in there.arrived()] == [resume, *asks]
+    for end in (near, far, old, gone):
+        end.close()

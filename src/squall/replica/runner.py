@@ -120,6 +120,9 @@ class Outbox:
         self._messages.clear()
 
     def put(self, message: Ask | Goodbye | Resume) -> None:
+        """Have it sent soon. A `Resume` is the first word to another coordinator: what waits already is said again behind it."""
+        if isinstance(message, Resume):
+            self._messages.clear()
         self._messages.append(message)
 
     def send_if_due(self, now: float) -> None:
