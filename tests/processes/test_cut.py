@@ -18,7 +18,7 @@ from squall.cluster.local import Local
 from squall.observe.events import Evaluated, Left
 from tests.processes.helpers import applied_counts, is_alive, job, kill, processes, wait_until
 from tests.processes.test_failures import follow
-from tests.processes.test_shards import applied_once, has_done, is_back, kill_shard, seconds_until
+from tests.processes.test_shards import applied_once, has_done, is_back, kill_shard, until
 from tests.training import test_cutting as cut
 
 pytestmark = pytest.mark.processes
@@ -148,11 +148,11 @@ def test_sums_of_a_cut_model_are_exact_whenever_shards_are_killed(
     handle = squall.start(counting_job(local, blocks, overlap=overlap, **settings))
     events = handle.events()
     for number in range(4):
-        seconds_until(events, 0.0, has_done(60 + 250 * number))
+        until(events, has_done(60 + 250 * number))
         if not number:
             before = processes(path)
         kill_shard(path, f"shard{number % shards}")
-        seconds_until(events, 0.0, is_back)
+        until(events, is_back)
     seen = list(events)
     run = handle.result(60)
 

@@ -57,7 +57,8 @@ def in_run(process: "subprocess.Popen[str]", run: Path) -> dict[str, int]:
 
 
 def assert_all_gone(pids: dict[str, int]) -> None:
-    wait_until(lambda: not any(map(is_alive, pids.values())), 6, f"the end of {pids}")
+    """Each ends when its pipe does; how soon is the machine's business."""
+    wait_until(lambda: not any(map(is_alive, pids.values())), 30, f"the end of {pids}")
 
 
 @pytest.mark.nightly

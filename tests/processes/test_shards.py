@@ -5,7 +5,6 @@ Kills are of single processes by their id, out of the run's own `processes.json`
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -89,11 +88,13 @@ def kill_shard(path: Path, name: str) -> int:
     return pid
 
 
-def seconds_until(events: Iterator[Event], began: float, done: Any) -> float:
-    """Real time until an event comes."""
+def until(events: Iterator[Event], done: Any) -> list[Event]:
+    """Take events, to the first that is the one that is waited for."""
+    seen = []
     for event in events:
+        seen.append(event)
         if done(event):
-            return time.monotonic() - began
+            return seen
     raise AssertionError("ended before")
 
 
@@ -107,11 +108,14 @@ def test_sums_are_exact_whenever_shards_are_killed(transport: str, tmp_path: Pat
     path = tmp_path / "run"
     handle = squall.start(integer_job(Local(transport=transport), blocks=100_000, out=path))
     events = handle.events()
-    seconds_until(events, 0.0, has_done(60))
+    until(events, has_done(60))
     for number in range(3):
-        began = time.monotonic()
         pid = kill_shard(path, f"shard{number % 2}")
-        assert seconds_until(events, began, is_back) < 5
+        seen = until(events, is_back)
+        (left,) = [event for event in seen if isinstance(event, Left)]
+        assert seen[-1].time_s - left.time_s < 5, (
+            "by the run's own clock, from its death to its serving again"
+        )
         wait_until(lambda gone=pid: not is_alive(gone), 5, "the end of what was killed")
     handle.stop()
     rest = list(events)
@@ -159,7 +163,7 @@ def test_a_shard_that_is_killed_before_it_wrote_anything_begins_as_the_run_did(t
     blocks, path = 1500, tmp_path / "run"
     handle = squall.start(integer_job(Local(), blocks=blocks, out=path, durability=squall.Interval(3600)))
     events = handle.events()
-    seconds_until(events, 0.0, has_done(1))
+    until(events, has_done(1))
     wait_until(lambda: len(read_ledger(path / "ledger", "shard1-*")) >= 40, 20, "rows of what will be lost")
     kill_shard(path, "shard1")
     run = handle.result(60)
@@ -174,7 +178,7 @@ def test_a_shard_that_is_killed_before_it_wrote_anything_begins_as_the_run_did(t
 
 def test_without_durability_a_killed_shard_ends_the_run(tmp_path: Path) -> None:
     handle = squall.start(integer_job(Local(), blocks=5000, out=tmp_path / "run", durability="none"))
-    seconds_until(handle.events(), 0.0, has_done(20))
+    until(handle.events(), has_done(20))
     kill_shard(tmp_path / "run", "shard0")
 
     with pytest.raises(squall.LostError, match="shard0 was killed by SIGKILL, and the run cannot go on"):
@@ -186,9 +190,9 @@ def test_where_the_disk_takes_no_more_training_goes_on_and_says_so(tmp_path: Pat
     blocks, path = 1500, tmp_path / "run"
     handle = squall.start(integer_job(Local(), blocks=blocks, out=path, durability=squall.Interval(0.2)))
     events = handle.events()
-    seconds_until(events, 0.0, has_done(20))
+    until(events, has_done(20))
     (path / "shards" / "shard0").rename(path / "elsewhere")
-    seconds_until(events, 0.0, lambda event: isinstance(event, Unkept))
+    until(events, lambda event: isinstance(event, Unkept))
     run = handle.result(60)
 
     assert run.metrics["why"] == "epochs"
