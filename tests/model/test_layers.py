@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from squall.errors import ModelError
+from squall.model import layers
 from squall.model.layers import L2Pool2d, LocalContrastNorm2d, LocallyConnected2d
 
 
@@ -25,7 +26,7 @@ def test_a_locally_connected_layer_is_a_loop_over_places_with_filters_of_their_o
     for row in range(4):
         for column in range(3):
             patch = padded[:, :, 2 * row : 2 * row + 3, 3 * column : 3 * column + 2].flatten(1)
-            expected[:, :, row, column] = patch @ layer.weight[row, column] + layer.bias[row, column]
+            expected[:, :, row, column] = patch @ layer.weight[row, column].t() + layer.bias[row, column]
     torch.testing.assert_close(layer(value), expected)
 
 
@@ -36,14 +37,35 @@ def test_with_equal_filters_everywhere_it_is_a_convolution_forward_and_backward(
     )
     twin.double()
     with torch.no_grad():
-        layer.weight.copy_(twin.weight.flatten(1).t().expand(6, 6, -1, -1))
+        layer.weight.copy_(twin.weight.flatten(1).expand(6, 6, -1, -1))
     value = drawn(2, 3, 8, 8)
     mine, theirs = layer(value), twin(value)
     torch.testing.assert_close(mine, theirs)
     mine.square().sum().backward()
     theirs.square().sum().backward()
-    summed = layer.weight.grad.sum((0, 1)).t().reshape(4, 3, 3, 3)
+    summed = layer.weight.grad.sum((0, 1)).reshape(4, 3, 3, 3)
     torch.testing.assert_close(summed, twin.weight.grad)
+
+
+@pytest.mark.parametrize("patch_bytes", [0, 3 * 12 * 3 * 8, 1 << 18])
+def test_its_gradients_are_right_however_many_places_are_gathered_at_a_time(
+    patch_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "PATCH_BYTES", patch_bytes)
+    layer = LocallyConnected2d(2, 2, size=(5, 9), kernel=(3, 2), stride=(2, 1)).double()
+    value = drawn(3, 2, 5, 9)
+    lengths = {0: [1] * 8, 3 * 12 * 3 * 8: [3, 3, 2], 1 << 18: [8]}[patch_bytes]
+    runs = layers._Runs(torch.zeros(2, 5, 9, 3, dtype=torch.float64), layer.weight, (3, 2), (2, 1))
+
+    assert [len(patches) for patches in runs.patches] == lengths * 2
+    assert torch.autograd.gradcheck(
+        lambda x, weight, bias: torch.ops.squall.locally_connected2d(x, weight, bias, (3, 2), (2, 1)),
+        (value.requires_grad_(), layer.weight, layer.bias),
+    )
+    assert torch.autograd.gradcheck(
+        lambda weight: torch.ops.squall.locally_connected2d(value.detach(), weight, None, (3, 2), (2, 1)),
+        (layer.weight,),
+    )
 
 
 def test_it_has_filters_for_every_place() -> None:

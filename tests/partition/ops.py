@@ -183,7 +183,7 @@ def locally_connected(rng: random.Random) -> Case:
     channels, outs = rng.randint(1, 3), rng.randint(1, 3)
     value = [
         randn(rng, 2, channels, *sizes),
-        randn(rng, rows, columns, channels * kernel[0] * kernel[1], outs),
+        randn(rng, rows, columns, outs, channels * kernel[0] * kernel[1]),
     ]
     if rng.random() < 0.3:
         return case_of("squall.locally_connected2d.default", (R(0), R(1), None, kernel, stride), value)

@@ -41,7 +41,7 @@ def dense(inputs: int, outputs: int) -> Call:
 
 def local(channels: int, outs: int, size: tuple[int, int], kernel: int) -> Call:
     rows, columns = size[0] - kernel + 1, size[1] - kernel + 1
-    weight = (rows, columns, channels * kernel * kernel, outs)
+    weight = (rows, columns, outs, channels * kernel * kernel)
     return Call(
         target="squall.locally_connected2d.default",
         args=(Ref(0), Ref(1), None, [kernel, kernel], [1, 1]),

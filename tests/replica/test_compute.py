@@ -1,9 +1,12 @@
 """A replica's tensors on a device with memory of its own, in ordinary memory under the name "cpu:0".
 
 Faults planted by hand, each seen to fail a test: parameters of the device are views all the same · a swap copies
-nothing · a gradient is not added to the block's · the batch is not moved · the device is seeded by the run only.
+nothing · a gradient is not added to the block's · the batch is not moved · the device is seeded by the run only ·
+a parameter's gradient is still the sum of the block before · sums are taken for gradients and added again · a watched
+parameter's gradients are summed by backward.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,9 +42,13 @@ class Net(nn.Module):
 class Replica:
     """A `ReplicaCompute` with its vectors, the second buffer filled with other values."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, *, sums: bool = False, watch: Callable[[Tensor], None] | None = None
+    ) -> None:
         torch.manual_seed(0)
         self.model = Net()
+        if watch is not None:
+            self.model.two.weight.register_post_accumulate_grad_hook(watch)
         generator = torch.Generator().manual_seed(1)
         data = torch.randn(32, 6, generator=generator), torch.randint(0, 3, (32,), generator=generator)
         layout = Layout.balanced(ParameterSpace.of(self.model), num_shards=3)
@@ -56,7 +63,8 @@ class Replica:
             objective=Objective(loss="cross_entropy", step=None),
             minibatches=Minibatches(TensorSource(data), 4, seed=0),
             layout=layout,
-            local=Sgd(learning_rate=0.5),
+            local=None if sums else Sgd(learning_rate=0.5),
+            streams=not sums,
             seed=3,
             device=device,
         )
@@ -103,6 +111,51 @@ def test_a_blocks_gradient_is_the_sum_of_its_minibatches() -> None:
 
     for gradient, first, second in zip(apart.gradients, *sums, strict=True):
         assert torch.equal(gradient, first + second)
+
+
+def test_backward_adds_to_the_blocks_sum_itself_where_it_may() -> None:
+    apart, inside = Replica(APART), Replica(torch.device("cpu"), sums=True)
+
+    for positions in ((0, 1, 2), (3,), (4, 5)):
+        assert apart.block(*positions, local_step=False) == inside.block(*positions, local_step=False)
+        for mine, theirs in zip(apart.gradients, inside.gradients, strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.any()
+
+    inside.block(0, 1, local_step=False)
+    vectors = {vector.untyped_storage().data_ptr() for vector in inside.gradients}
+    summed = [
+        p.grad is not None and p.grad.untyped_storage().data_ptr() in vectors
+        for p in inside.model.parameters()
+    ]
+    assert any(summed), "nothing was added in place, so this test shows nothing"
+
+
+def test_a_block_that_was_given_up_leaves_nothing_in_the_next_ones_sum() -> None:
+    fresh, used = (Replica(torch.device("cpu"), sums=True) for _ in range(2))
+    used.compute.compute(
+        Compute(epoch=0, position=0, is_first=True, is_last=False, local_step=False, minibatches=0)
+    )
+
+    for replica in (fresh, used):
+        replica.block(1, 2, local_step=False)
+
+    assert all(torch.equal(a, b) for a, b in zip(fresh.gradients, used.gradients, strict=True))
+
+
+def test_a_users_hook_sees_the_gradient_of_one_minibatch() -> None:
+    seen: list[Tensor] = []
+
+    def watch(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        seen.append(parameter.grad.clone())
+
+    alone, inside = (Replica(torch.device("cpu"), sums=True, watch=watch) for _ in range(2))
+    for position in (0, 1, 2):
+        alone.block(position, local_step=False)
+    inside.block(0, 1, 2, local_step=False)
+
+    assert all(torch.equal(one, other) for one, other in zip(seen[:3], seen[3:], strict=True))
 
 
 def test_a_model_apart_writes_to_no_buffer_and_shares_no_memory_with_one() -> None:

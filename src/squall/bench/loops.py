@@ -48,16 +48,53 @@ def data_parallel(settings: dict[str, Any]) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    torch.set_num_threads(settings["threads"])
-    rank, store = settings["rank"], f"file://{settings['store']}"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    _meet_over_gloo(settings)
     net = Net(**settings["net"])
     model = DistributedDataParallel(net.build(), gradient_as_bucket_view=True)
-    batches = _batches(net, settings["batch_size"], first=rank, every=2)
+    batches = _batches(net, settings["batch_size"], first=settings["rank"], every=2)
     rate = 2 * _rate_of(model, batches, settings)
     dist.destroy_process_group()
     return {"examples_per_s": rate}
+
+
+def pipeline(settings: dict[str, Any]) -> dict[str, Any]:
+    """One of two stages of torch's own pipeline over gloo: one forward, one backward.
+
+    Args:
+        settings: as of `data_parallel`, and "first", how many of the net's modules the first stage has, and "microbatches".
+
+    Returns:
+        "examples_per_s".
+    """
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    _meet_over_gloo(settings)
+    net = Net(**settings["net"])
+    whole, is_first = net.build(), settings["rank"] == 0
+    assert isinstance(whole, nn.Sequential)
+    model = whole[: settings["first"]] if is_first else whole[settings["first"] :]
+    stage = PipelineStage(model, settings["rank"], 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, settings["microbatches"], loss_fn=cross_entropy)
+
+    def learn(x: Tensor, y: Tensor) -> None:
+        if is_first:
+            schedule.step(x)
+        else:
+            schedule.step(target=y)
+
+    rate = _rate_of(model, _batches(net, settings["batch_size"]), settings, learn)
+    dist.destroy_process_group()
+    return {"examples_per_s": rate}
+
+
+def _meet_over_gloo(settings: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(settings["threads"])
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = f"file://{settings['store']}"
+    dist.init_process_group("gloo", init_method=store, rank=settings["rank"], world_size=2)
 
 
 def terms(settings: dict[str, Any]) -> dict[str, Any]:
@@ -120,8 +157,22 @@ def _batches(net: Net, batch_size: int, *, first: int = 0, every: int = 1) -> It
             yield x.index_select(0, chosen), y.index_select(0, chosen)
 
 
-def _rate_of(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], settings: dict[str, Any]) -> float:
-    """Train; examples per second after the first steps."""
+def _rate_of(
+    model: nn.Module,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    settings: dict[str, Any],
+    learn: Callable[[Tensor, Tensor], None] | None = None,
+) -> float:
+    """Train; examples per second after the first steps.
+
+    Args:
+        learn: makes the gradients of a minibatch; None: the model's own, of its mean cross-entropy.
+    """
+
+    def by_itself(x: Tensor, y: Tensor) -> None:
+        cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+
+    learn = learn or by_itself
     optimizer = torch.optim.Adagrad(model.parameters(), lr=LEARNING_RATE, fused=True)
     steps, warm = settings["steps"], settings["warm"]
     began = time.perf_counter()
@@ -130,6 +181,6 @@ def _rate_of(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], setting
             began = time.perf_counter()
         x, y = next(batches)
         optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        learn(x, y)
         optimizer.step()
     return float(steps * settings["batch_size"] / (time.perf_counter() - began))

@@ -10,7 +10,7 @@ import squall
 from squall.bench import loops
 from squall.bench.nets import Net
 from squall.bench.rounds import steady_rate
-from squall.bench.workers import Team, Workers
+from squall.bench.workers import Function, Team, Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,21 @@ def plain(workers: Workers, work: Work, name: str, *, threads: int = 1) -> Mappi
 
 def start_data_parallel(workers: Workers, work: Work, folder: str) -> Team:
     """Two processes of DistributedDataParallel, one thread each, that meet in a file of that folder."""
+    return _start_two(workers, loops.data_parallel, work, folder)
+
+
+def _start_two(workers: Workers, function: Function, work: Work, folder: str, **more: Any) -> Team:
     store = str(Path(folder) / "store")
-    return workers.start(loops.data_parallel, [work.settings(rank=rank, store=store) for rank in range(2)])
+    return workers.start(function, [work.settings(rank=rank, store=store, **more) for rank in range(2)])
+
+
+def pipeline(
+    workers: Workers, work: Work, name: str, *, first: int, microbatches: int
+) -> Mapping[str, float]:
+    """Examples per second of torch's own pipeline of two processes; `first`: modules of the first stage."""
+    with tempfile.TemporaryDirectory() as folder:
+        team = _start_two(workers, loops.pipeline, work, folder, first=first, microbatches=microbatches)
+        return {name: team.results()[0]["examples_per_s"]}
 
 
 def data_parallel(workers: Workers, work: Work, name: str) -> Mapping[str, float]:

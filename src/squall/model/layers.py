@@ -5,6 +5,9 @@ Each is an ordinary `nn.Module` that trains anywhere. Local response normalisati
 which is the op `squall::locally_connected2d`.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,27 +21,126 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 
-@torch.library.impl(_LIBRARY, "locally_connected2d", "CompositeImplicitAutograd")
+PATCH_BYTES = 1 << 18
+"""Patches gathered at a time, so that they are still in a core's cache when they are multiplied."""
+
+
+class _Runs:
+    """The places of a locally connected layer in runs, a few neighbours of one row at a time, and memory for a run's windows.
+
+    All is kept with the examples last, where they lie side by side: gathering then copies whole rows of examples, and
+    the product of each place has them all.
+
+    Args:
+        input: shape (C, H, W, B).
+        weight: shape (rows, columns, outs, width).
+    """
+
+    def __init__(self, input: Tensor, weight: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> None:
+        self._rows, self._columns, _, width = weight.shape
+        self._kernel, self._stride = kernel, stride
+        fitting = PATCH_BYTES // max(1, width * input.shape[3] * input.element_size())
+        num_runs = -(-self._columns // max(1, min(self._columns, fitting)))
+        longest = -(-self._columns // max(1, num_runs))  # so that the last run is not a short one
+        self._lengths = [min(longest, self._columns - at) for at in range(0, self._columns, max(1, longest))]
+        memory = input.new_empty(longest, input.shape[0], *kernel, input.shape[3])
+        # Of each run the same memory, as (places, C, kernel height, kernel width, B).
+        self.patches = [memory[:length] for length in self._lengths] * self._rows
+
+    def of(self, values: Tensor) -> list[Tensor]:
+        """Each run's part of what has (rows, columns, ...)."""
+        return [part for row in values.unbind() for part in torch.split(row, self._lengths)]
+
+    def windows(self, input: Tensor) -> list[Tensor]:
+        """Each run's view of an input of (C, H, W, B): what its places see, of the shape of its patches."""
+        (high, wide), (down, right) = self._kernel, self._stride
+        seen = input.unfold(1, high, down).unfold(2, wide, right)
+        return self.of(seen.permute(1, 2, 0, 4, 5, 3)[: self._rows, : self._columns])
+
+
+@torch.library.impl(_LIBRARY, LOCALLY_CONNECTED, "CompositeExplicitAutograd")
 def locally_connected2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, kernel: list[int], stride: list[int]
 ) -> Tensor:
-    """A convolution whose filters differ from place to place, as one batched product over places.
+    """A convolution whose filters differ from place to place.
 
     Args:
         input: shape (B, C, H, W), padded already.
-        weight: shape (rows, columns, C * kernel[0] * kernel[1], outs).
+        weight: shape (rows, columns, outs, C * kernel[0] * kernel[1]).
         bias: shape (rows, columns, outs), or None.
 
     Returns:
-        Shape (B, outs, rows, columns).
+        Shape (B, outs, rows, columns), in memory with the examples last.
     """
-    rows, columns, width, outs = weight.shape
-    patches = input.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
-    patches = patches.permute(2, 3, 0, 1, 4, 5).reshape(rows * columns, -1, width)
-    made = patches.bmm(weight.reshape(rows * columns, width, outs)).view(rows, columns, -1, outs)
-    if bias is not None:
-        made = made + bias.unsqueeze(2)
-    return made.permute(2, 3, 0, 1)
+    last, result = _examples_last(input), _result(input, weight)
+    runs = _Runs(last, weight, kernel, stride)
+    biases = [None] * len(runs.patches) if bias is None else runs.of(bias.unsqueeze(3))
+    for patches, seen, filters, shift, made in zip(
+        runs.patches, runs.windows(last), runs.of(weight), biases, runs.of(result), strict=True
+    ):
+        patches.copy_(seen)
+        if shift is None:
+            torch.bmm(filters, patches.flatten(1, 3), out=made)
+        else:
+            torch.baddbmm(shift, filters, patches.flatten(1, 3), out=made)
+    return result.permute(3, 2, 0, 1)
+
+
+@torch.library.register_fake(f"squall::{LOCALLY_CONNECTED}", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, kernel: list[int], stride: list[int]) -> Tensor:
+    return _result(input, weight).permute(3, 2, 0, 1)
+
+
+def _examples_last(value: Tensor) -> Tensor:
+    """(B, C, H, W) to (C, H, W, B), in order; torch turns a matrix several times faster than anything else."""
+    turned = value.permute(1, 2, 3, 0)
+    return turned if turned.is_contiguous() else value.flatten(1).t().contiguous().view(turned.shape)
+
+
+def _result(input: Tensor, weight: Tensor) -> Tensor:
+    """Not computed yet: shape (rows, columns, outs, B)."""
+    rows, columns, outs, _ = weight.shape
+    return input.new_empty(rows, columns, outs, input.shape[0])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, bias, ctx.kernel, ctx.stride = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(input, weight)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    input, weight = ctx.saved_tensors
+    of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
+    above = _examples_last(gradient).permute(1, 2, 0, 3).contiguous()  # (rows, columns, outs, B)
+    last = _examples_last(input)
+    runs = _Runs(last, weight, ctx.kernel, ctx.stride)
+    to_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if of_weight else None
+    if to_weight is not None:
+        for patches, seen, errors, made in zip(
+            runs.patches, runs.windows(last), runs.of(above), runs.of(to_weight), strict=True
+        ):
+            patches.copy_(seen)
+            torch.bmm(errors, patches.flatten(1, 3).transpose(1, 2), out=made)
+    to_input = torch.zeros_like(last) if of_input else None
+    if to_input is not None:
+        for patches, errors, filters, target in zip(
+            runs.patches, runs.of(above), runs.of(weight), runs.windows(to_input), strict=True
+        ):
+            torch.bmm(filters.transpose(1, 2), errors, out=patches.flatten(1, 3))
+            # Windows overlap, but not where all have the same column of the kernel.
+            for column, part in zip(target.unbind(3), patches.unbind(3), strict=True):
+                column.add_(part)
+    return (
+        None if to_input is None else to_input.permute(3, 0, 1, 2),
+        to_weight,
+        above.sum(3) if ctx.has_bias and of_bias else None,
+        None,
+        None,
+    )
+
+
+torch.library.register_autograd(f"squall::{LOCALLY_CONNECTED}", _backward, setup_context=_keep, lib=_LIBRARY)
 
 
 class LocallyConnected2d(nn.Module):
@@ -53,7 +155,7 @@ class LocallyConnected2d(nn.Module):
 
     >>> layer = LocallyConnected2d(3, 8, size=(9, 9), kernel=5, stride=2)
     >>> layer(torch.zeros(2, 3, 9, 9)).shape, layer.weight.shape
-    (torch.Size([2, 8, 3, 3]), torch.Size([3, 3, 75, 8]))
+    (torch.Size([2, 8, 3, 3]), torch.Size([3, 3, 8, 75]))
 
     Raises:
         ModelError: an input of another size than the layer was made for.
@@ -81,7 +183,7 @@ class LocallyConnected2d(nn.Module):
         )
         width = channels * self.kernel[0] * self.kernel[1]
         bound = width**-0.5
-        self.weight = nn.Parameter(torch.empty(rows, columns, width, outs).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.empty(rows, columns, outs, width).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(rows, columns, outs).uniform_(-bound, bound)) if bias else None
 
     def forward(self, input: Tensor) -> Tensor:

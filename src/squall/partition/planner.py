@@ -164,7 +164,7 @@ def cost_of(call: Call) -> float:
         "locally_connected2d",
     ):
         weight = call.inputs[-1 if call.name in ("matmul", "mm", "bmm", "addmm") else 1].shape
-        each = {"linear": weight[-1], "locally_connected2d": weight[-2]}.get(call.name)
+        each = weight[-1] if call.name in ("linear", "locally_connected2d") else None
         return size * (
             each
             or (prod(weight[1:]) if call.name.startswith("conv") else weight[-2 if len(weight) > 1 else 0])

@@ -116,6 +116,10 @@ class BlockGradient:
             self._checked.add(index)
         self._present.add(index)
 
+    def sums(self) -> Mapping[int, Tensor]:
+        """By tensor, the memory in use now that its gradients are summed in, in its shape, if that is in one piece."""
+        return self._wholes[self._buffer]
+
     def add_all(self, gradients: Mapping[int, Tensor]) -> None:
         """The same for several tensors at once."""
         wholes = self._wholes[self._buffer]

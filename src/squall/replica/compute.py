@@ -103,6 +103,10 @@ class ReplicaCompute:
         self._keeps_gradients = False
         large = () if self._clips_first else self._block.large
         self._others = {i: own for i, own in enumerate(self._parameters) if i not in large}
+        # Of them those whose gradients backward itself may add to the block's sums.
+        self._summed: frozenset[int] = frozenset()
+        if not (task.streams or task.clip_norm or task.local or self._has_own_memory):
+            self._summed = frozenset(i for i, own in self._others.items() if self._is_summed(i, own))
         for index in large:
             self._parameters[index].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda parameter, index=index: self._took(index, parameter)
@@ -124,6 +128,8 @@ class ReplicaCompute:
         """
         if wish.is_first:
             self._block.begin()
+            if self._summed:
+                self._drop_gradients()  # which are the sums of the block before
         self._block.use(wish.buffer, ends=wish.is_last)
         self._keeps_gradients = wish.local_step or self._clips_first
         try:
@@ -190,15 +196,28 @@ class ReplicaCompute:
             parameter.grad = None
 
     def _take_others(self) -> None:
-        """Backward is over: copy out the gradients of all the others, unless they are to be clipped first."""
-        present = {index: own for index, own in self._others.items() if own.grad is not None}
+        """Backward is over: copy out the gradients of all the others, unless they are to be clipped first.
+
+        Where that can be, a parameter's gradient then is its sum in the block's memory, to which backward adds.
+        """
+        sums = self._block.sums() if self._summed else {}
+        present = {
+            i: own for i, own in self._others.items() if own.grad is not None and own.grad is not sums.get(i)
+        }
         gradients = {index: self._measured(own.grad) for index, own in present.items()}
         if self._clips_first:
             return
         self._block.add_all(gradients)
         if not self._keeps_gradients:
-            for parameter in present.values():
-                parameter.grad = None
+            for index, parameter in present.items():
+                parameter.grad = sums.get(index) if index in self._summed else None
+
+    def _is_summed(self, index: int, parameter: Tensor) -> bool:
+        sums = self._block.sums()
+        is_watched = bool(
+            parameter._post_accumulate_grad_hooks
+        )  # by hooks that mean this minibatch's gradient
+        return index in sums and sums[index].dtype == parameter.dtype and not is_watched
 
     def _measured(self, gradient: Tensor | None) -> Tensor:
         """The gradient in ordinary memory, its norm noted if one is wanted."""

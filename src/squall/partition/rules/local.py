@@ -15,7 +15,7 @@ class LocallyConnected(Rule):
         named = call.arguments()
         (high, wide), (down, right) = named["kernel"], named["stride"]
         value = (Same(0), All(), Window(2, high, down), Window(3, wide, right))
-        return (value, (Same(2), Same(3), All(), Same(1)), (Same(2), Same(3), Same(1)))[: len(call.inputs)]
+        return (value, (Same(2), Same(3), Same(1), All()), (Same(2), Same(3), Same(1)))[: len(call.inputs)]
 
 
 def rules() -> dict[str, Rule]:
