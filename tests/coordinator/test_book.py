@@ -191,3 +191,63 @@ def test_a_short_block_counts_in_full_where_fetches_ride_on_pushes() -> None:
     one = book(rhythm=Rhythm(n_fetch=2, n_push=2))
     handed(one, 1)
     assert one.choose(must_rest=True) is None
+
+
+def test_attempts_are_counted_also_over_what_a_shard_has_lost() -> None:
+    one = book()
+    for attempt, why in ((1, ""), (2, "lost")):
+        assert one.choose() == block(0)
+        assert one.hand_out(block(0)) == Handed(attempt, why)
+        one.let_go(block(0))
+        one.take_back(block(0), "lost")
+    one.close(block(0))
+    one.lose(BlockSet())
+    assert one.reopen((), "lost by a shard") == []
+    assert one.choose() == block(0)
+    assert one.hand_out(block(0)) == Handed(3, "lost by a shard")
+
+
+def test_what_the_one_before_had_handed_out_has_had_one_attempt() -> None:
+    one = book()
+    one.take_fresh()
+    one.inherit(block(0), KNOWN)
+    one.take_back(block(0), "lost")
+    assert one.choose() == block(0)
+    assert one.hand_out(block(0)).attempt == 2
+
+
+@pytest.mark.parametrize(
+    "past", [KNOWN._replace(is_done=True), KNOWN._replace(was_told_done=True)], ids=["done", "told"]
+)
+def test_each_block_that_was_done_before_is_one_of_the_warm_start(past: Past) -> None:
+    one = book(warm_start=2)
+    one.take_fresh()
+    one.inherit(block(0), past)
+    assert one.is_warm_start
+
+
+def test_what_was_told_done_and_is_lost_and_held_has_been_out_since_nobody_knows_when() -> None:
+    one = book(max_staleness=1)
+    one.take_fresh()
+    one.inherit(block(0), KNOWN._replace(was_told_done=True))
+    one.take_back(block(0), "lost")
+    assert one.resume(block(0), 1)
+    assert one.choose() is None
+
+
+def test_what_somebody_speaks_of_late_has_been_out_since_nobody_knows_when_and_had_no_attempt_here() -> None:
+    one = book(max_staleness=1)
+    one.reach(block(0))
+    assert one.choose(lambda chosen: chosen != block(0)) is None
+    assert one.choose() == block(0)
+    assert one.hand_out(block(0)).attempt == 1
+
+
+def test_who_speaks_late_keeps_the_number_of_the_attempt() -> None:
+    one = book()
+    one.reach(block(0))
+    assert one.resume(block(0), 3)
+    one.let_go(block(0))
+    one.take_back(block(0), "lost")
+    assert one.choose() == block(0)
+    assert one.hand_out(block(0)).attempt == 4
