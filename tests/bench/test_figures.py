@@ -38,9 +38,12 @@ MUST: dict[str, dict[str, float | None]] = {
     "cut": {
         "two by maps / one worker": 1.65,
         "two by tiles / one worker": 1.65,
-        "two in line / one worker": 1.4,
+        "two in line / one worker": None,
         "one partition / plain loop": 0.97,
         "two by maps / plain loop": None,
+        "deep: two in line / deep: one worker": 1.4,
+        "deep: two in line / deep: torch's pipeline": 1.0,
+        "unshared: two by tiles / unshared: one worker": 1.6,
     },
     "speech-two": {
         "two replicas / plain loop": None,

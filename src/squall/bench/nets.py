@@ -110,7 +110,7 @@ def deep(*, side: int, maps: int) -> nn.Sequential:
 
 
 UNSHARED_IMAGES = {"side": 64, "maps": 8}
-QUICK_UNSHARED_IMAGES = {"side": 24, "maps": 2}
+QUICK_UNSHARED_IMAGES = {"side": 32, "maps": 2}
 
 
 def unshared_images_net(*, quick: bool) -> Net:

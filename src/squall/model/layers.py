@@ -70,9 +70,10 @@ def locally_connected2d(
         bias: shape (rows, columns, outs), or None.
 
     Returns:
-        Shape (B, outs, rows, columns), in memory with the examples last.
+        Shape (B, outs, rows, columns).
     """
-    last, result = _examples_last(input), _result(input, weight)
+    last, (rows, columns, outs, _) = _examples_last(input), weight.shape
+    result = input.new_empty(rows, columns, outs, input.shape[0])
     runs = _Runs(last, weight, kernel, stride)
     biases = [None] * len(runs.patches) if bias is None else runs.of(bias.unsqueeze(3))
     for patches, seen, filters, shift, made in zip(
@@ -83,24 +84,23 @@ def locally_connected2d(
             torch.bmm(filters, patches.flatten(1, 3), out=made)
         else:
             torch.baddbmm(shift, filters, patches.flatten(1, 3), out=made)
-    return result.permute(3, 2, 0, 1)
+    return _examples_first(result.permute(2, 0, 1, 3).contiguous())
 
 
 @torch.library.register_fake(f"squall::{LOCALLY_CONNECTED}", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, kernel: list[int], stride: list[int]) -> Tensor:
-    return _result(input, weight).permute(3, 2, 0, 1)
+    rows, columns, outs, _ = weight.shape
+    return input.new_empty(input.shape[0], outs, rows, columns)
 
 
 def _examples_last(value: Tensor) -> Tensor:
     """(B, C, H, W) to (C, H, W, B), in order; torch turns a matrix several times faster than anything else."""
-    turned = value.permute(1, 2, 3, 0)
-    return turned if turned.is_contiguous() else value.flatten(1).t().contiguous().view(turned.shape)
+    return value.flatten(1).t().contiguous().view(*value.shape[1:], value.shape[0])
 
 
-def _result(input: Tensor, weight: Tensor) -> Tensor:
-    """Not computed yet: shape (rows, columns, outs, B)."""
-    rows, columns, outs, _ = weight.shape
-    return input.new_empty(rows, columns, outs, input.shape[0])
+def _examples_first(value: Tensor) -> Tensor:
+    """(C, H, W, B) to (B, C, H, W), in order."""
+    return value.flatten(0, 2).t().contiguous().view(value.shape[3], *value.shape[:3])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -132,7 +132,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
             for column, part in zip(target.unbind(3), patches.unbind(3), strict=True):
                 column.add_(part)
     return (
-        None if to_input is None else to_input.permute(3, 0, 1, 2),
+        None if to_input is None else _examples_first(to_input),
         to_weight,
         above.sum(3) if ctx.has_bias and of_bias else None,
         None,
