@@ -196,7 +196,7 @@ WRONG = {
     "an unknown setting": (["train", "{recipe}:small", "--set", "replica=1"], "Did you mean replicas?"),
     "a setting out of range": (["train", "{recipe}:small", "--set", "replicas=0"], "replicas"),
     "what is not built": (
-        ["train", "{recipe}:small", "--set", "partitions=2", "--set", "precision=bfloat16"],
+        ["train", "{recipe}:small", "--set", "partitions=2", "--set", "data_workers=1"],
         "partitions",
     ),
     "data that is not there": (["train", "{recipe}:missing_file"], "no/such/file.csv"),
