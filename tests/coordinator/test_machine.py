@@ -689,8 +689,24 @@ def test_what_is_lost_when_all_leave_is_said_to_be_the_end() -> None:
     effects = run.says(0, Goodbye())
 
     assert [effect.why for effect in effects if isinstance(effect, Ended)] == [
-        "shard0 came back without 1 minibatches"
+        "stopped, and a shard came back without 1 minibatches that were not done again"
     ]
+
+
+def test_what_was_lost_before_a_stop_is_said_too_unless_it_was_done_again() -> None:
+    for does_it_again, why in (
+        (False, "stopped, and a shard came back without 1 minibatches that were not done again"),
+        (True, "stopped"),
+    ):
+        run = Run(replicas=1, blocks=4).start()
+        run.done(0, 0, lives=((0, 0), (1, 0)))
+        returned(run, 0, 1)
+        if does_it_again:
+            run.done(0, 0, lives=((0, 1), (1, 0)))
+        run.handle(Stop(now=run.now, why="stopped"))
+        effects = run.says(0, Goodbye())
+
+        assert [effect.why for effect in effects if isinstance(effect, Ended)] == [why]
 
 
 def test_a_stop_that_waits_for_rest_ends_the_run_when_the_last_block_is_refused_and_nobody_is_left() -> None:

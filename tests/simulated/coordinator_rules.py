@@ -272,7 +272,6 @@ class CoordinatorRules:
 
     def _lose_places(self, shard: int, had: Places, lost: Places) -> None:
         if self.state == "leaving" and lost:
-            self.why = f"shard{shard} came back without {len(lost)} minibatches"
             self.is_short = True
         for block, fate in self.fates.items():
             if positions(block) <= had:
@@ -746,6 +745,11 @@ class CoordinatorRules:
     def _end_if_empty(self) -> None:
         if not self.replicas:
             self.state = "ended"
+            undone = [
+                block for block, fate in self.fates.items() if fate.ended_before == "done" and not fate.end
+            ]
+            if undone:
+                self.why += f", and a shard came back without {sum(len(positions(block)) for block in undone)} minibatches that were not done again"
             self.out.append(Ended(why=self.why))
 
     def _waits(self, now: float) -> list[str]:

@@ -87,6 +87,11 @@ class BlockBook:
         """Nothing is left to be handed out, and nothing is out."""
         return self._next_fresh is None and not self._attempts
 
+    @property
+    def num_undone(self) -> int:
+        """What a shard has lost since it was done, and nobody has done again [minibatches]."""
+        return sum(block.num_minibatches for block in self._reopened)
+
     def is_settled(self, block: Block) -> bool:
         return self.settled.cover(block) is not Cover.DISJOINT
 

@@ -423,7 +423,7 @@ class CoordinatorMachine(Machine):
         return ()
 
     def _shard_returned(self, event: FromShard) -> tuple[CoordinatorEffect, ...]:
-        """Have done again what it has come back without; or say so, for the run to be resumed."""
+        """Have done again what it has come back without."""
         told = event.message
         assert isinstance(told, Returned)
         came_with = self.settled if told.everywhere is None else BlockSet.union(told.everywhere)
@@ -433,8 +433,6 @@ class CoordinatorMachine(Machine):
         if told.everywhere is not None:
             self._refusals.shard_returned(event.shard, had)
         role, lost = f"shard{event.shard}", self._book.lose(had).num_minibatches
-        if lost and self.phase is Phase.LEAVING:
-            self.why = f"{role} came back without {lost} minibatches"
         again = self._reopen(event.shard) if lost else ()
         self._membership.all_heard(event.now)  # they may have waited for this shard
         recovered = Recovered(time_s=event.now, role=role, incarnation=told.incarnation, lost=lost)
@@ -658,6 +656,10 @@ class CoordinatorMachine(Machine):
         if self.members or self.phase is not Phase.LEAVING:
             return ()
         self.phase = Phase.ENDED
+        if undone := self._book.num_undone:
+            self.why = (
+                f"{self.why}, and a shard came back without {undone} minibatches that were not done again"
+            )
         return (*self._book.tell_found(), Ended(why=self.why))
 
     def _ignore(self, event: Any) -> tuple[CoordinatorEffect, ...]:
