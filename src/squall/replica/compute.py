@@ -213,11 +213,10 @@ class ReplicaCompute:
                 parameter.grad = sums.get(index) if index in self._summed else None
 
     def _is_summed(self, index: int, parameter: Tensor) -> bool:
+        """Whether its sum is in one piece and of its dtype, and no hook of the user wants a minibatch's own gradient."""
         sums = self._block.sums()
-        is_watched = bool(
-            parameter._post_accumulate_grad_hooks
-        )  # by hooks that mean this minibatch's gradient
-        return index in sums and sums[index].dtype == parameter.dtype and not is_watched
+        is_alike = index in sums and sums[index].dtype == parameter.dtype
+        return is_alike and not parameter._post_accumulate_grad_hooks
 
     def _measured(self, gradient: Tensor | None) -> Tensor:
         """The gradient in ordinary memory, its norm noted if one is wanted."""
