@@ -118,4 +118,6 @@ def test_a_run_all_of_whose_processes_are_killed_resumes_from_its_last_checkpoin
     counts = applied_counts(run)
     for row in ledger[ledger["outcome"] == "rolled_back"]:
         counts[int(row["slice"]), int(row["epoch"]) * 1_000_000 + int(row["first"])] -= 1
-    assert {count for (number, _), count in counts.items() if number == 0} == {1}
+    # It may have been further than the epochs that are asked for now: what was rolled back of those stays undone.
+    places = {place: count for (number, place), count in counts.items() if number == 0 and count}
+    assert places == {epoch * 1_000_000 + position: 1 for epoch in range(epochs) for position in range(40)}
