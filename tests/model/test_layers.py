@@ -1,7 +1,7 @@
 """Layers against plain loops, convolution and the formulas; and that capture sees their ops.
 
 Faults planted by hand, each seen to fail: filters taken of the transposed place · stride of rows for columns · bias of
-the whole map · squares not summed but averaged in L2 pooling · the deviation not floored · mean over one channel only.
+the whole map · not cast under autocast · squares not summed but averaged in L2 pooling · the deviation not floored · mean over one channel only.
 """
 
 import pytest
@@ -66,6 +66,20 @@ def test_its_gradients_are_right_however_many_places_are_gathered_at_a_time(
         lambda weight: torch.ops.squall.locally_connected2d(value.detach(), weight, None, (3, 2), (2, 1)),
         (layer.weight,),
     )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_under_autocast_it_computes_in_lower_precision_as_a_convolution_does(bias: bool) -> None:
+    layer = LocallyConnected2d(2, 3, size=(6, 6), kernel=3, bias=bias)
+    value = drawn(4, 2, 6, 6).float()
+    expected = layer(value)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = layer(value.bfloat16())
+    made.float().sum().backward()
+
+    assert made.dtype is torch.bfloat16
+    torch.testing.assert_close(made.float(), expected, rtol=0.05, atol=0.05)
+    assert layer.weight.grad.dtype is torch.float32
 
 
 def test_it_has_filters_for_every_place() -> None:

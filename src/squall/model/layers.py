@@ -197,9 +197,11 @@ class LocallyConnected2d(nn.Module):
         high, wide = self.padding
         if high or wide:
             input = functional.pad(input, (wide, wide, high, high))
-        result: Tensor = torch.ops.squall.locally_connected2d(
-            input, self.weight, self.bias, self.kernel, self.stride
-        )
+        tensors: list[Tensor | None] = [input, self.weight, self.bias]
+        if torch.is_autocast_enabled(input.device.type):  # which knows torch's own products only
+            dtype = torch.get_autocast_dtype(input.device.type)
+            tensors = [None if each is None else each.to(dtype) for each in tensors]
+        result: Tensor = torch.ops.squall.locally_connected2d(*tensors, self.kernel, self.stride)
         return result
 
 
