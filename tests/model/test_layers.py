@@ -82,6 +82,13 @@ def test_under_autocast_it_computes_in_lower_precision_as_a_convolution_does(bia
     assert layer.weight.grad.dtype is torch.float32
 
 
+def test_a_second_derivative_is_refused_by_name() -> None:
+    value = drawn(1, 2, 6, 6).requires_grad_()
+    made = LocallyConnected2d(2, 3, size=(6, 6), kernel=3).double()(value).square().sum()
+    with pytest.raises(ModelError, match=r"LocallyConnected2d.*create_graph=True"):
+        torch.autograd.grad(made, value, create_graph=True)
+
+
 def test_it_has_filters_for_every_place() -> None:
     layer = LocallyConnected2d(2, 7, size=(6, 6), kernel=3)
     assert sum(each.numel() for each in layer.parameters()) == 7 * 16 * (3 * 3 * 2 + 1)

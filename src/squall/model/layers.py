@@ -110,6 +110,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    if torch.is_grad_enabled():
+        raise ModelError(
+            subject="LocallyConnected2d",
+            expected="to be differentiated once",
+            got="create_graph=True",
+            remedy="Leave it out of what is differentiated twice, as a penalty on gradients is.",
+        )
     input, weight = ctx.saved_tensors
     of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
     above = _examples_last(gradient).permute(1, 2, 0, 3).contiguous()  # (rows, columns, outs, B)
